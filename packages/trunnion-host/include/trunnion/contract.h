@@ -1,0 +1,224 @@
+/* The contract between a C++ serving host and Python model execution: plain C and DLPack, versioned, checked.
+ *
+ * One executor per process. All calls on an executor come from the thread that created it (`trn_last_error` too); use
+ * after fork is refused. The host fills lent buffers and calls `trn_executor_execute` exactly once per step.
+ *
+ * Every struct that the host fills begins with `struct_size`; set it to `sizeof` so that a library can tell an older
+ * host. The same facts stand in `trunnion/contract.py` and `docs/contract.md`.
+ */
+#ifndef TRUNNION_CONTRACT_H
+#define TRUNNION_CONTRACT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "trunnion/dlpack.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TRN_ABI_VERSION 1u      /* layout of this header */
+#define TRN_CONTRACT_VERSION 1u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
+
+#if defined(__GNUC__)
+#define TRN_API __attribute__((visibility("default")))
+#else
+#define TRN_API
+#endif
+
+typedef struct trn_executor trn_executor;
+
+typedef enum trn_status {
+  TRN_OK = 0,
+  TRN_REFUSED = 1, /* the argument breaks the contract: nothing was enqueued, caches are intact, the next call works */
+  TRN_FAILED = 2,  /* this batch's slots and states are undefined: recompute, unpublish its prefix blocks */
+  TRN_FATAL = 3    /* the rank cannot go on: exit the process */
+} trn_status;
+
+/* Feature bits: what this library can do beyond version 1. */
+enum { TRN_FEATURE_NULL_EXECUTOR = 1u << 0, TRN_FEATURE_PYTHON_EXECUTOR = 1u << 1 };
+
+TRN_API uint32_t trn_abi_version(void);
+TRN_API uint64_t trn_features(void);
+
+typedef enum trn_cache_kind {
+  TRN_CACHE_FULL = 0,
+  TRN_CACHE_WINDOW = 1,
+  TRN_CACHE_MLA = 2,
+  TRN_CACHE_RECURRENT = 3
+} trn_cache_kind;
+
+/* Metadata fields beyond the required ones, trunnion.contract.Field. */
+enum { TRN_FIELD_KV_CSR = 1u << 0, TRN_FIELD_NUM_ACCEPTED = 1u << 1 };
+
+typedef struct trn_limits {
+  int32_t max_num_tokens; /* tokens per step */
+  int32_t max_num_seqs;   /* requests per step */
+  int32_t max_model_len;  /* tokens per request */
+  int32_t max_logits_rows;
+  int32_t block_size;
+} trn_limits;
+
+typedef struct trn_create_options {
+  uint32_t struct_size;
+  uint32_t abi_version;      /* TRN_ABI_VERSION */
+  uint32_t contract_version; /* TRN_CONTRACT_VERSION */
+  uint32_t reserved;
+  const char *model;    /* a folder with config.json and safetensors, or a .gguf file */
+  const char *hardware; /* "null" (no Python, for tests), "cpu", "cuda", "ascend", ... */
+  const char *dtype;    /* "auto", "float32", "bfloat16", "float16" */
+  int32_t device_index;
+  int32_t tp_rank;
+  int32_t tp_size;
+  int32_t show_progress;      /* progress bar on stderr while weights load */
+  const char *tp_init_method; /* torch.distributed URL, or NULL for one rank */
+  trn_limits limits;
+} trn_create_options;
+
+/* Load the model, bind groups. On anything but TRN_OK `*out` is NULL and `error` (may be NULL) holds one line. */
+TRN_API trn_status trn_executor_create(const trn_create_options *options, trn_executor **out, char *error,
+                                       size_t error_size);
+
+/* One line about the last call that did not return TRN_OK; valid until the next call. Never NULL. */
+TRN_API const char *trn_last_error(const trn_executor *executor);
+/* Name of the batch field that was refused ("input_ids", "groups[1].block_table", ...), or "". Never NULL. */
+TRN_API const char *trn_last_error_field(const trn_executor *executor);
+
+typedef struct trn_model_info {
+  uint32_t struct_size;
+  uint32_t required_fields; /* TRN_FIELD_*: the host builds exactly these besides the required ones */
+  int32_t vocab_size;       /* ids are 0 ... vocab_size - 1, logits have vocab_size columns */
+  int32_t num_groups;
+  int32_t accepts_upper_bound_lens; /* 1 if host lengths may be upper bounds */
+  int32_t num_buffer_sets;
+} trn_model_info;
+TRN_API trn_status trn_executor_model_info(trn_executor *executor, trn_model_info *info);
+
+typedef struct trn_cache_tensor_spec {
+  const char *name;
+  const int64_t *shape; /* per block; the tensor is [num_blocks, shape...], contiguous */
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t bytes_per_block;
+} trn_cache_tensor_spec;
+
+typedef struct trn_cache_group_spec {
+  uint32_t struct_size;
+  int32_t kind; /* trn_cache_kind */
+  int32_t num_layers;
+  int32_t block_size;         /* 0 for recurrent groups, which count states where others count blocks */
+  int32_t max_blocks_per_seq; /* width of the block table */
+  int32_t window;             /* tokens a query sees, itself included; 0 = all */
+  int32_t num_tensors;        /* per layer */
+  const char *const *layers;
+  const trn_cache_tensor_spec *tensors;
+  int64_t bytes_per_block; /* over all layers */
+} trn_cache_group_spec;
+/* Pointers inside stay valid until close. */
+TRN_API trn_status trn_executor_cache_group(trn_executor *executor, int32_t group, trn_cache_group_spec *spec);
+
+typedef struct trn_memory_profile {
+  uint32_t struct_size;
+  uint32_t reserved;
+  int64_t weights, activations, graphs, workspaces; /* upper bounds in bytes */
+} trn_memory_profile;
+TRN_API trn_status trn_executor_memory_profile(trn_executor *executor, trn_memory_profile *profile);
+
+/* Let the executor allocate and bind the caches: num_blocks[group], block (or state) 0 included and reserved. Once. */
+TRN_API trn_status trn_executor_allocate_kv_cache(trn_executor *executor, const int32_t *num_blocks,
+                                                  int32_t num_groups);
+
+/* Bind caches the host has allocated, once, before warm_up. They stay the host's and outlive the executor. */
+typedef struct trn_cache_tensor {
+  int32_t group;
+  int32_t layer;    /* within the group */
+  const char *name; /* of the tensor spec */
+  DLTensor tensor;
+} trn_cache_tensor;
+TRN_API trn_status trn_executor_bind_kv_cache(trn_executor *executor, const trn_cache_tensor *tensors,
+                                              int32_t num_tensors);
+
+/* JIT, autotune and capture happen here and nowhere else. `report` (may be NULL) is JSON, valid until the next call. */
+TRN_API trn_status trn_executor_warm_up(trn_executor *executor, const char **report);
+
+/* Lent staging of one buffer set, valid from create to close. int32, row-major, sized by the limits. Pointers of fields
+ * that a group does not have are NULL. */
+typedef struct trn_group_buffers {
+  int32_t *slot_mapping;     /* [max_num_tokens] -1 = do not write */
+  int32_t *block_table;      /* [max_num_seqs, max_blocks_per_seq] */
+  int32_t *kv_start;         /* [max_num_seqs] leading tokens dropped by a window */
+  int32_t *kv_indptr;        /* [max_num_seqs + 1], if TRN_FIELD_KV_CSR */
+  int32_t *kv_indices;       /* [max_num_seqs * max_blocks_per_seq] */
+  int32_t *kv_last_page_len; /* [max_num_seqs] */
+  int32_t *state_indices;    /* [max_num_seqs], recurrent */
+  int32_t *has_initial_state; /* [max_num_seqs], recurrent */
+  int32_t *num_accepted;     /* [max_num_seqs], if TRN_FIELD_NUM_ACCEPTED */
+} trn_group_buffers;
+
+typedef struct trn_input_buffers {
+  uint32_t struct_size;
+  int32_t num_groups;
+  int32_t *input_ids;       /* [max_num_tokens] */
+  int32_t *positions;       /* [max_num_tokens] */
+  int32_t *query_start_loc; /* [max_num_seqs + 1] */
+  int32_t *seq_lens;        /* [max_num_seqs] tokens cached after this step */
+  int32_t *logits_indices;  /* [max_logits_rows] */
+  const trn_group_buffers *groups;
+  float *logits; /* output rows [max_logits_rows, vocab_size]; the host may overwrite them */
+} trn_input_buffers;
+TRN_API trn_status trn_executor_input_buffers(trn_executor *executor, int32_t buffer_set, trn_input_buffers *buffers);
+
+/* A batch. A tensor pointer that is NULL means "I have filled the lent buffer". A DLTensor whose data is the lent buffer
+ * is taken as it is; any other (int32, contiguous, on the host) is copied into it. */
+typedef struct trn_group_batch {
+  const DLTensor *slot_mapping, *block_table, *kv_start;
+  const DLTensor *kv_indptr, *kv_indices, *kv_last_page_len;
+  const DLTensor *state_indices, *has_initial_state, *num_accepted;
+} trn_group_batch;
+
+typedef struct trn_forward_batch {
+  uint32_t struct_size;
+  int32_t buffer_set;
+  int32_t num_tokens, num_reqs, num_logits;
+  int32_t num_decodes;      /* the first num_decodes requests have decode_query_len tokens each */
+  int32_t decode_query_len; /* 1, or 1 + k for verification */
+  int32_t max_query_len, max_seq_len;
+  int32_t lens_are_exact; /* 1, or 0 when host lengths are upper bounds */
+  const DLTensor *input_ids, *positions, *query_start_loc, *seq_lens, *logits_indices;
+  const trn_group_batch *groups; /* NULL, or num_groups entries */
+  int32_t num_groups;
+} trn_forward_batch;
+
+typedef struct trn_forward_output {
+  uint32_t struct_size;
+  int32_t num_logits;
+  float *logits;  /* [num_logits, vocab_size] in the set's output rows */
+  uint64_t fence; /* the set may be refilled, and its outputs read, after trn_executor_wait(fence) */
+} trn_forward_output;
+
+/* One forward of one executor. Validation reads host memory only and happens before Python is entered. */
+TRN_API trn_status trn_executor_execute(trn_executor *executor, const trn_forward_batch *batch,
+                                        trn_forward_output *output);
+TRN_API trn_status trn_executor_wait(trn_executor *executor, uint64_t fence);
+
+typedef struct trn_executor_stats {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t executes;         /* that returned TRN_OK */
+  uint64_t refused, failed;  /* executes */
+  uint64_t gil_entries;      /* all times this library took the GIL */
+  uint64_t step_gil_entries; /* of these, by execute: equals the executes that reached Python */
+  uint64_t copied_tensors;   /* batch tensors that were not the lent buffers */
+  double execute_seconds;    /* inside execute, Python included */
+  double gil_wait_seconds;   /* waiting for the GIL inside execute */
+} trn_executor_stats;
+TRN_API trn_status trn_executor_get_stats(trn_executor *executor, trn_executor_stats *stats);
+
+/* Drops Python references under the GIL, then the thread state. NULL is allowed. */
+TRN_API void trn_executor_close(trn_executor *executor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

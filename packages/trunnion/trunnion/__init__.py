@@ -1,0 +1,1 @@
+"""trunnion: Python model execution under a C++ serving framework."""

@@ -1,0 +1,59 @@
+"""Settings of an executor and the context a model is built in: frozen dataclasses, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trunnion.contract import OUTPUT_NAMES, Limits
+from trunnion.interfaces.collectives import ParallelGroup
+from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.methods import LinearMethod, MoEMethod
+
+DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorConfig:
+    """What `create` is told. `dtype` "auto" takes the checkpoint's."""
+
+    model: Path
+    hardware: str
+    limits: Limits
+    dtype: str = "auto"
+    device_index: int = 0
+    tp_rank: int = 0
+    tp_size: int = 1
+    tp_init_method: str = ""
+    outputs: tuple[str, ...] = ("logits",)
+    progress: bool = False
+    """Show a progress bar on stderr while weights load."""
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; choices: auto, {', '.join(DTYPES)}")
+        unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]
+        if unknown:
+            raise ValueError(f"unknown outputs {unknown}; choices: {', '.join(OUTPUT_NAMES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What a model's constructor may know: dtype, ranks, methods, and how long a request can get. No request state."""
+
+    hardware: Hardware
+    dtype: torch.dtype
+    parallel: ParallelGroup = field(default_factory=ParallelGroup)
+    quantization: Mapping[str, Any] | None = None
+    max_model_len: int | None = None
+    """Longest request; None means `max_position_embeddings`. Sizes rope tables."""
+
+    def linear_method(self, prefix: str) -> LinearMethod:
+        return self.hardware.linear_method(self.quantization, prefix)
+
+    def moe_method(self, prefix: str) -> MoEMethod:
+        return self.hardware.moe_method(self.quantization, prefix)

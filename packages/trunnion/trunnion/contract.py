@@ -1,0 +1,240 @@
+"""What crosses the boundary between the C++ host and Python, and nothing else.
+
+The same facts stand in `trunnion/contract.h` (C) and in `docs/contract.md` (a table); a test holds the three against
+each other. Terms, one word per notion:
+
+* `T` tokens in the step, `B` requests, `N` rows of logits asked for.
+* `seq_lens[b]` counts the tokens of request `b` in the cache *after* this step.
+* Block 0 and state 0 are reserved for padding; the host never hands them to a request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag
+
+import torch
+
+CONTRACT_VERSION = 1
+"""Raised with every change that an older host could misread."""
+
+
+class CacheKind(str, Enum):
+    """How a cache group keeps what its layers have seen."""
+
+    FULL = "full"
+    WINDOW = "window"
+    MLA = "mla"
+    RECURRENT = "recurrent"
+
+
+class Field(IntFlag):
+    """Metadata fields that a backend may ask the host to build. `REQUIRED` is always built."""
+
+    REQUIRED = 0
+    """input_ids, positions, query_start_loc, seq_lens, logits_indices; per group slot_mapping, block_table, kv_start
+    (state_indices and has_initial_state for recurrent groups)."""
+    KV_CSR = 1 << 0
+    """Per group kv_indptr, kv_indices and kv_last_page_len: the block table in CSR form."""
+    NUM_ACCEPTED = 1 << 1
+    """Recurrent groups: how many draft tokens of the last step were accepted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest step the host will ever send. Everything persistent is sized from it.
+
+    Raises:
+        ValueError: a limit is out of range, or two of them contradict each other.
+    """
+
+    max_num_tokens: int
+    """Tokens per step (T)."""
+    max_num_seqs: int
+    """Requests per step (B)."""
+    max_model_len: int
+    """Tokens per request, prompt and output together."""
+    max_logits_rows: int
+    """Rows of logits per step (N)."""
+    block_size: int = 16
+    """Tokens per cache block."""
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{spec.name} must be a positive integer, got {value!r}")
+        if self.max_num_seqs > self.max_num_tokens:
+            raise ValueError(
+                f"max_num_seqs {self.max_num_seqs} is above max_num_tokens {self.max_num_tokens}: "
+                "a decode step needs one token per request"
+            )
+        if self.max_logits_rows > self.max_num_tokens:
+            raise ValueError(f"max_logits_rows {self.max_logits_rows} is above max_num_tokens {self.max_num_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTensorSpec:
+    """One named cache tensor of one layer; its full shape is `[num_blocks, *shape]`, contiguous."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGroupSpec:
+    """Layers that share one block table (or one state index per request).
+
+    All layers of a group have the same `tensors`. A recurrent group counts *states* where the others count blocks: one
+    state per request, `block_size` 0 and `max_blocks_per_seq` 1.
+    """
+
+    kind: CacheKind
+    layers: tuple[str, ...]
+    """Dotted names of the layers, in execution order."""
+    tensors: tuple[CacheTensorSpec, ...]
+    block_size: int
+    max_blocks_per_seq: int
+    """Width of the block table: enough for `max_model_len`, or for the window and one step's tokens."""
+    window: int | None = None
+    """Tokens a query can see, itself included. The host may drop whole blocks before it and advance `kv_start`."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers of the group."""
+        return len(self.layers) * sum(tensor.bytes_per_block for tensor in self.tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheSpec:
+    """What the host must allocate (or ask `allocate_kv_cache` for) before `bind_kv_cache`."""
+
+    groups: tuple[CacheGroupSpec, ...]
+
+
+LayerCaches = list[dict[str, torch.Tensor]]
+"""Per layer of a cache group, in the group's order: tensor name -> `[num_blocks, *shape]`."""
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """The integers of one step. The field order is the order of the lent `counts` buffer (int64)."""
+
+    num_tokens: int = 0
+    num_reqs: int = 0
+    num_logits: int = 0
+    num_decodes: int = 0
+    """The first `num_decodes` requests have exactly `decode_query_len` tokens each."""
+    decode_query_len: int = 1
+    max_query_len: int = 0
+    max_seq_len: int = 0
+    lens_are_exact: int = 1
+    """0 when the host lengths are upper bounds (overlapped speculation)."""
+
+
+COUNT_FIELDS: tuple[str, ...] = tuple(spec.name for spec in dataclasses.fields(BatchCounts))
+
+
+@dataclass(slots=True)
+class GroupTensors:
+    """Metadata of one cache group. int32, contiguous, rows beyond the step's counts are undefined.
+
+    Attention groups carry the first six, recurrent groups the last three; the others are None.
+    """
+
+    slot_mapping: torch.Tensor | None = None
+    """[T]: `block * block_size + offset` where the token's K/V goes; -1 = do not write."""
+    block_table: torch.Tensor | None = None
+    """[B, max_blocks_per_seq]: column j holds tokens `kv_start + j * block_size` onwards; 0 past the end."""
+    kv_start: torch.Tensor | None = None
+    """[B]: leading tokens that a window has dropped, a multiple of `block_size`; 0 elsewhere."""
+    kv_indptr: torch.Tensor | None = None
+    """[B + 1]: CSR row pointers into `kv_indices`."""
+    kv_indices: torch.Tensor | None = None
+    """[kv_indptr[B]]: block ids, row by row."""
+    kv_last_page_len: torch.Tensor | None = None
+    """[B]: tokens in the last block, 1 ... block_size."""
+    state_indices: torch.Tensor | None = None
+    """[B]: the request's state slot, never 0."""
+    has_initial_state: torch.Tensor | None = None
+    """[B]: 1 if the state holds what earlier steps left, 0 if it must be taken as zero."""
+    num_accepted: torch.Tensor | None = None
+    """[B]: accepted draft tokens of the last step (only if asked for)."""
+
+
+@dataclass(slots=True)
+class BatchTensors:
+    """The tensors of one step: int32 and contiguous, at least as long as the counts say."""
+
+    input_ids: torch.Tensor
+    """[T]"""
+    positions: torch.Tensor
+    """[T]: position of each token in its request, counted from 0."""
+    query_start_loc: torch.Tensor
+    """[B + 1]: request `b` owns tokens `query_start_loc[b] ... query_start_loc[b + 1] - 1`."""
+    seq_lens: torch.Tensor
+    """[B]: tokens of the request in the cache after this step."""
+    logits_indices: torch.Tensor
+    """[N]: rows of the step's tokens whose logits are wanted."""
+    groups: tuple[GroupTensors, ...] = ()
+    """One per cache group, in the order of `KVCacheSpec.groups`."""
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step as the host built it. Nothing in it is computed again in Python."""
+
+    counts: BatchCounts
+    tensors: BatchTensors
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """What one `execute` returns; tensors are views of persistent rows of the buffer set the batch came in."""
+
+    logits: torch.Tensor | None = None
+    """[N, vocab_size] float32, without vocabulary padding; the host may overwrite it."""
+    hidden: torch.Tensor | None = None
+    """[T, hidden_size]: hidden states after the final norm, only if negotiated."""
+    fence: int = 0
+    """Passed to `wait`; the buffer set may be refilled after it."""
+
+
+OUTPUT_NAMES: tuple[str, ...] = ("logits", "hidden")
+"""Outputs that can be negotiated at `create`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryProfile:
+    """Upper bounds in bytes. `warm_up` fails if what it measures exceeds them."""
+
+    weights: int
+    activations: int
+    graphs: int = 0
+    workspaces: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.graphs + self.workspaces
+
+
+@dataclass(kw_only=True)
+class WarmUpReport:
+    """What `warm_up` did, and what will run slower than one might hope, with the reason."""
+
+    captured: list[str] = field(default_factory=list)
+    eager: dict[str, str] = field(default_factory=dict)
+    """mode -> reason"""
+    on_reference: dict[str, str] = field(default_factory=dict)
+    """operator or group -> why the package does not have its own"""
+    seconds: float = 0.0
+    bytes: int = 0

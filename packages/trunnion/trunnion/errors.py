@@ -1,0 +1,23 @@
+"""The named errors of trunnion: what a user or a host can act upon."""
+
+from __future__ import annotations
+
+
+class TrunnionError(Exception):
+    """Base of every error raised on purpose; its text is one line fit for a user."""
+
+
+class UnsupportedError(TrunnionError, ValueError):
+    """A model, rope, quantisation or option that this build does not run, named."""
+
+
+class ConfigError(TrunnionError, ValueError):
+    """A `config.json` that lacks a field, or carries a value outside its limits."""
+
+
+class WeightsError(TrunnionError, ValueError):
+    """A checkpoint whose tensors do not add up to the model: missing, unexpected, duplicated or of a wrong shape."""
+
+
+class BatchRefused(TrunnionError, ValueError):
+    """A batch that breaks the contract; nothing was enqueued and the caches are as they were."""

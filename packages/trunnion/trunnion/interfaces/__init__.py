@@ -1,0 +1,1 @@
+"""The interfaces between the common package and its parts: hardware packages, groups, methods, models."""

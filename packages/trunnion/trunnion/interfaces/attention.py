@@ -1,0 +1,172 @@
+"""Attention groups: layers with the same attention shape, planned once per step and run once per layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from trunnion.contract import (
+    BatchCounts,
+    BatchTensors,
+    CacheKind,
+    CacheTensorSpec,
+    Field,
+    GroupTensors,
+    LayerCaches,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """Paged attention of one shape on this rank. Layers with equal specs form a group."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: torch.dtype
+    window: int | None = None
+    """Tokens a query sees, itself included: key j is visible to query i when `i - window < j <= i`."""
+    soft_cap: float | None = None
+    """`soft_cap * tanh(scores / soft_cap)` before the mask."""
+    has_sinks: bool = False
+    """Each head has a learned logit in the softmax's denominator, given to `run`."""
+
+    @property
+    def kind(self) -> CacheKind:
+        return CacheKind.FULL if self.window is None else CacheKind.WINDOW
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLASpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) with the projections absorbed.
+
+    Query and key have `kv_lora_rank + rope_head_dim` features, the value is the first `kv_lora_rank` of the key.
+    """
+
+    num_qo_heads: int
+    kv_lora_rank: int
+    rope_head_dim: int
+    scale: float
+    dtype: torch.dtype
+
+    kind = CacheKind.MLA
+    window = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentSpec:
+    """A gated delta net (arXiv:2412.06464): a short causal convolution, then a state of `[Hv, Dk, Dv]` per request."""
+
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    conv_kernel_size: int
+    dtype: torch.dtype
+    state_dtype: torch.dtype = torch.float32
+
+    kind = CacheKind.RECURRENT
+    window = None
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: q, k and v side by side."""
+        return 2 * self.num_k_heads * self.head_k_dim + self.num_v_heads * self.head_v_dim
+
+
+GroupSpec = AttentionSpec | MLASpec | RecurrentSpec
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step as groups see it: the host's copy and the device's (the same tensors where the device is the host).
+
+    Tensors are cut to the step's counts in eager execution and to the bucket's in a graph.
+    """
+
+    counts: BatchCounts
+    host: BatchTensors
+    device: BatchTensors
+
+
+class Group(ABC):
+    """What all groups share. A group owns its cache writes, its plan and its workspaces.
+
+    `num_layers` layers use it; `cache_index` says which of the contract's cache groups it reads.
+    """
+
+    def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
+        self.num_layers = num_layers
+        self.device = device
+        self.cache_index = -1
+        self.caches: LayerCaches = []
+
+    @classmethod
+    @abstractmethod
+    def cache_tensors(cls, spec: GroupSpec, block_size: int) -> tuple[CacheTensorSpec, ...]:
+        """The cache tensors of one layer, per block (per state for a recurrent group)."""
+
+    @classmethod
+    def required_fields(cls, spec: GroupSpec) -> Field:
+        """Metadata fields beyond the required ones."""
+        return Field.REQUIRED
+
+    def bind_kv_cache(self, cache_index: int, caches: LayerCaches) -> None:
+        """Bind the layers' cache tensors; called once."""
+        if len(caches) != self.num_layers:
+            raise ValueError(f"expected the caches of {self.num_layers} layers, got {len(caches)}")
+        self.cache_index = cache_index
+        self.caches = caches
+
+    def tensors(self, side: BatchTensors) -> GroupTensors:
+        """This group's metadata on one side of `StepInputs`."""
+        return side.groups[self.cache_index]
+
+    @abstractmethod
+    def plan(self, step: StepInputs) -> None:
+        """Host work, once per step before any layer runs; reads host copies, never the device."""
+
+
+class AttentionGroup(Group):
+    """Paged attention."""
+
+    @abstractmethod
+    def run(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Write k, v into layer `layer`'s cache by the step's slots, then attend.
+
+        q [T, num_qo_heads, head_dim]; k, v [T, num_kv_heads, head_dim]; sinks [num_qo_heads] float32
+        -> [T, num_qo_heads, head_dim]. `layer` counts from 0 within the group.
+        """
+
+
+class MLAGroup(Group):
+    """Latent attention."""
+
+    @abstractmethod
+    def run(
+        self, layer: int, q_latent: torch.Tensor, q_rope: torch.Tensor, kv_latent: torch.Tensor, k_rope: torch.Tensor
+    ) -> torch.Tensor:
+        """q_latent [T, H, kv_lora_rank], q_rope [T, H, rope_head_dim], kv_latent [T, kv_lora_rank],
+        k_rope [T, rope_head_dim] -> [T, H, kv_lora_rank]."""
+
+
+class RecurrentGroup(Group):
+    """A gated delta net's convolution and recurrence."""
+
+    @abstractmethod
+    def run(
+        self,
+        layer: int,
+        mixed_qkv: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        conv_weight: torch.Tensor,
+        conv_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """mixed_qkv [T, conv_dim]; g [T, Hv] float32 log decay; beta [T, Hv]; conv_weight [conv_dim, kernel]
+        -> [T, Hv, Dv]. SiLU follows the convolution; q and k are l2-normalised, q scaled by Dk ** -0.5."""

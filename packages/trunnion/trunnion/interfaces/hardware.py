@@ -1,0 +1,72 @@
+"""A hardware package's one entry: which groups, methods, collectives and runner run on its device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trunnion.contract import MemoryProfile
+from trunnion.interfaces.attention import Group, GroupSpec
+from trunnion.interfaces.collectives import Collectives
+from trunnion.interfaces.methods import LinearMethod, MoEMethod
+from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.runner import Runner
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentProblem:
+    """One thing that `trunnion env` reports: what was found, what is needed, and whether it stops `create`."""
+
+    what: str
+    found: str
+    needed: str
+    fatal: bool
+
+
+class Hardware(ABC):
+    """One instance per process. A package starts from `trunnion.reference.ReferenceHardware` and overrides."""
+
+    name: str
+    """Folder and `--hardware` name: `cpu`, `cuda`, `ascend`."""
+    device_type: str
+    """torch's device type."""
+
+    def check_environment(self) -> Sequence[EnvironmentProblem]:
+        """Versions, drivers and compilers this package needs; never raises."""
+        return ()
+
+    def initialize(self, device_index: int) -> torch.device:
+        """Select the device of this rank and register the package's kernels; called before any tensor is made."""
+        return torch.device(self.device_type, device_index)
+
+    @abstractmethod
+    def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
+        """The class that runs `spec`, and why it is the reference (None when it is the package's own)."""
+
+    @abstractmethod
+    def linear_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> LinearMethod:
+        """The method of the linear layer named `prefix`; UnsupportedError names an unknown quantisation."""
+
+    @abstractmethod
+    def moe_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> MoEMethod:
+        """As `linear_method`, for a block of experts."""
+
+    @abstractmethod
+    def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
+        """Join the tensor-parallel group at `init_method` (a torch.distributed URL)."""
+
+    @abstractmethod
+    def create_runner(self, model: CausalLM, groups: Sequence[Group]) -> Runner:
+        """The package's runner."""
+
+    @abstractmethod
+    def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+        """Upper bounds for a worst-case step."""
+
+    def on_reference(self) -> Mapping[str, str]:
+        """Operators that still run on the reference here, with the reason; printed by `warm_up`'s report."""
+        return {}

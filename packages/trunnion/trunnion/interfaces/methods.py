@@ -1,0 +1,72 @@
+"""How a linear layer or a block of experts keeps and applies its weights: the seam for quantisation and layouts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trunnion.interfaces.weights import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearShape:
+    """The part of a linear layer that lies on this rank. Weights are `[out_features, in_features]`."""
+
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+    placements: Mapping[str, Placement]
+    """Where the parts of an unquantised `weight` come from; a method derives its own tensors' places from them."""
+
+
+class LinearMethod(ABC):
+    """create, load (by placements), finalize, apply. Stateless: all state lies on the layer.
+
+    `finalize` may lay the weight out anew (packed, swizzled, transposed); called again after a reload it must be
+    idempotent and keep every data pointer.
+    """
+
+    @abstractmethod
+    def create(self, layer: torch.nn.Module, shape: LinearShape) -> None:
+        """Register the layer's parameters, with placements."""
+
+    def finalize(self, layer: torch.nn.Module) -> None:
+        """Called once all parameters are loaded."""
+        return None
+
+    @abstractmethod
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`[..., in_features] -> [..., out_features]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEShape:
+    """Experts on this rank: `w13` is `[E, 2 * I, H]` (gate rows, then up rows), `w2` is `[E, H, I]`."""
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    dtype: torch.dtype
+    w13_placements: Mapping[str, Placement]
+    w2_placements: Mapping[str, Placement]
+
+
+class MoEMethod(ABC):
+    """As `LinearMethod`, for a block of experts."""
+
+    @abstractmethod
+    def create(self, layer: torch.nn.Module, shape: MoEShape) -> None:
+        """Register `w13` and `w2` (or their quantised form) with placements."""
+
+    def finalize(self, layer: torch.nn.Module) -> None:
+        """Called once all parameters are loaded."""
+        return None
+
+    @abstractmethod
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """`x` [T, H], `topk_weights` [T, k] float32, `topk_ids` [T, k] int64 -> [T, H]; T = 0 is valid."""

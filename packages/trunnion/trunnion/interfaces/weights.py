@@ -1,0 +1,35 @@
+"""Where a checkpoint tensor goes in a parameter of this rank: declared by layers, read by the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+Index = tuple[slice | int, ...]
+"""An index with one entry per dimension; trailing dimensions may be left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """One checkpoint tensor, or the part of it that this rank owns, and its place in a parameter.
+
+    `target_param[target] = checkpoint_tensor[source]`. Elements that no placement covers (vocabulary padding) are zero.
+    """
+
+    shape: tuple[int, ...]
+    """Shape the checkpoint tensor must have, all ranks together."""
+    source: Index = ()
+    target: Index = ()
+
+
+def set_placements(parameter: torch.Tensor, placements: Mapping[str, Placement]) -> None:
+    """Declare the parts a parameter is loaded from; `""` is the name of the only part of a plain parameter."""
+    parameter.trunnion_placements = dict(placements)  # type: ignore[attr-defined]
+
+
+def placements_of(parameter: torch.Tensor) -> Mapping[str, Placement]:
+    """The declared parts, or one that takes the whole tensor."""
+    declared: Mapping[str, Placement] | None = getattr(parameter, "trunnion_placements", None)
+    return declared if declared is not None else {"": Placement(shape=tuple(parameter.shape))}

@@ -1,0 +1,98 @@
+"""From a model's group layers to groups bound to them, and to the cache groups that the host allocates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from trunnion.contract import CacheGroupSpec, CacheKind, Field, KVCacheSpec, LayerCaches, Limits
+from trunnion.interfaces.attention import Group, GroupSpec
+from trunnion.interfaces.hardware import Hardware
+from trunnion.layers.group_layer import GroupLayer
+
+
+@dataclass
+class _Members:
+    """The layers of one attention group, and where their caches lie in their cache group."""
+
+    spec: GroupSpec
+    layers: list[GroupLayer] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+class BoundGroups:
+    """All groups of a model. Attention groups share a plan; cache groups share a block table.
+
+    Layers with equal specs form an attention group. Attention groups whose caches look the same (kind, window and tensors)
+    form a cache group: a difference in scale or query heads does not matter to the host.
+    """
+
+    def __init__(self, model: nn.Module, hardware: Hardware, device: torch.device, limits: Limits) -> None:
+        layers = [module for module in model.modules() if isinstance(module, GroupLayer)]
+        members: dict[GroupSpec, _Members] = {}
+        caches: dict[tuple[object, ...], list[GroupLayer]] = {}
+        group_of: dict[GroupSpec, int] = {}
+        self.on_reference: dict[str, str] = {}
+        self._tensors = []
+        for layer in layers:
+            spec = layer.spec
+            group_class, _ = hardware.group_class(spec)
+            tensors = group_class.cache_tensors(spec, limits.block_size)
+            key = (spec.kind, spec.window, tensors)
+            if key not in caches:
+                caches[key] = []
+                self._tensors.append(tensors)
+            group_of[spec] = list(caches).index(key)
+            entry = members.setdefault(spec, _Members(spec))
+            entry.rows.append(len(caches[key]))
+            entry.layers.append(layer)
+            caches[key].append(layer)
+
+        self.cache_spec = KVCacheSpec(
+            groups=tuple(
+                _cache_group(key[0], key[1], key[2], caches[key], limits)  # type: ignore[arg-type]
+                for key in caches
+            )
+        )
+        self.groups: list[Group] = []
+        self._rows: list[tuple[int, list[int]]] = []
+        self.required_fields = Field.REQUIRED
+        for spec, entry in members.items():
+            group_class, reason = hardware.group_class(spec)
+            if reason is not None:
+                self.on_reference[f"{spec.kind.value} group"] = reason
+            group = group_class(spec, len(entry.layers), device)
+            for index, layer in enumerate(entry.layers):
+                layer.bind(group, index)
+            self.groups.append(group)
+            self._rows.append((group_of[spec], entry.rows))
+            self.required_fields |= group_class.required_fields(spec)
+
+    def bind_kv_cache(self, caches: list[LayerCaches]) -> None:
+        """Hand every group the caches of its layers."""
+        for group, (cache_index, rows) in zip(self.groups, self._rows, strict=True):
+            group.bind_kv_cache(cache_index, [caches[cache_index][row] for row in rows])
+
+
+def _cache_group(
+    kind: CacheKind, window: int | None, tensors: tuple, layers: list[GroupLayer], limits: Limits
+) -> CacheGroupSpec:
+    if kind is CacheKind.RECURRENT:
+        block_size, max_blocks = 0, 1
+    else:
+        block_size = limits.block_size
+        longest = limits.max_model_len
+        if window is not None:
+            # A chunk's first query still sees window - 1 tokens before it, and the first block may be cut anywhere.
+            longest = min(longest, window - 1 + limits.max_num_tokens + block_size)
+        max_blocks = -(-longest // block_size)
+    return CacheGroupSpec(
+        kind=kind,
+        layers=tuple(layer.prefix for layer in layers),
+        tensors=tensors,
+        block_size=block_size,
+        max_blocks_per_seq=max_blocks,
+        window=window,
+    )
