@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trunnion.contract import OUTPUT_NAMES, Limits
+from trunnion.contract import Limits
 from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
@@ -29,16 +29,12 @@ class ExecutorConfig:
     tp_rank: int = 0
     tp_size: int = 1
     tp_init_method: str = ""
-    outputs: tuple[str, ...] = ("logits",)
     progress: bool = False
     """Show a progress bar on stderr while weights load."""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; choices: auto, {', '.join(DTYPES)}")
-        unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]
-        if unknown:
-            raise ValueError(f"unknown outputs {unknown}; choices: {', '.join(OUTPUT_NAMES)}")
 
 
 @dataclass(frozen=True, kw_only=True)

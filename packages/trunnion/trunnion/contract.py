@@ -201,16 +201,10 @@ class ForwardBatch:
 class ForwardOutput:
     """What one `execute` returns; tensors are views of persistent rows of the buffer set the batch came in."""
 
-    logits: torch.Tensor | None = None
+    logits: torch.Tensor
     """[N, vocab_size] float32, without vocabulary padding; the host may overwrite it."""
-    hidden: torch.Tensor | None = None
-    """[T, hidden_size]: hidden states after the final norm, only if negotiated."""
     fence: int = 0
     """Passed to `wait`; the buffer set may be refilled after it."""
-
-
-OUTPUT_NAMES: tuple[str, ...] = ("logits", "hidden")
-"""Outputs that can be negotiated at `create`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,276 @@
+"""The executor of the contract: builds a model, binds its groups, and runs one forward per `execute`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from trunnion import registry
+from trunnion.config import DTYPES, BuildContext, ExecutorConfig
+from trunnion.contract import (
+    BatchCounts,
+    Field,
+    ForwardBatch,
+    ForwardOutput,
+    KVCacheSpec,
+    LayerCaches,
+    Limits,
+    MemoryProfile,
+    WarmUpReport,
+)
+from trunnion.errors import BatchRefused, UnsupportedError
+from trunnion.hf_config import checkpoint_dtype
+from trunnion.interfaces.attention import StepInputs
+from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
+from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.model import CausalLM
+from trunnion.runner.groups import BoundGroups
+from trunnion.runner.input_buffers import BufferSet, StepViews
+from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
+from trunnion.weights.loader import load_weights
+
+if TYPE_CHECKING:
+    from trunnion.weights.report import WeightReport
+
+NUM_BUFFER_SETS = 2
+
+
+class ModelExecutor:
+    """One model on one device of one rank. Made by `create`; every call comes from the thread that made it.
+
+    The order of calls is the contract's: `create`, then the questions, `bind_kv_cache` or `allocate_kv_cache` once,
+    `warm_up`, then `execute` once per step, `close`.
+    """
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        hardware: Hardware,
+        device: torch.device,
+        parallel: ParallelGroup,
+        model: torch.nn.Module,
+        weight_report: WeightReport,
+    ) -> None:
+        assert isinstance(model, CausalLM), f"{type(model).__name__} is not a CausalLM"
+        self.config = config
+        self.limits = config.limits
+        self.weight_report = weight_report
+        self.vocab_size: int = model.config.vocab_size
+        self._hardware = hardware
+        self._parallel = parallel
+        self._model = model
+        self._groups = BoundGroups(model, hardware, device, config.limits)
+        self._device = device
+        self._sets = [
+            BufferSet(config.limits, self._groups.cache_spec, self._groups.required_fields, self.vocab_size)
+            for _ in range(NUM_BUFFER_SETS)
+        ]
+        self._views = [StepViews(buffers, len(self._groups.cache_spec.groups)) for buffers in self._sets]
+        self._runner = hardware.create_runner(model, self._groups.groups)
+        self._caches: list[LayerCaches] | None = None
+        self._steps = 0
+
+    @classmethod
+    def create(cls, config: ExecutorConfig) -> ModelExecutor:
+        """Load the model that `config` names.
+
+        Raises:
+            UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
+        """
+        hardware = registry.hardware(config.hardware)
+        problems = [problem for problem in hardware.check_environment() if problem.fatal]
+        if problems:
+            first = problems[0]
+            raise UnsupportedError(f"{first.what}: found {first.found}, {hardware.name} needs {first.needed}")
+        checkpoint = open_checkpoint(config.model)
+        model_class = registry.model_class(checkpoint.config)
+        model_config = model_class.config_class.from_hf(checkpoint.config)
+        limits = _checked_limits(config.limits, model_config.max_position_embeddings)
+        device = hardware.initialize(config.device_index)
+        dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
+        parallel = _join(hardware, config)
+        ctx = BuildContext(hardware=hardware, dtype=dtype, parallel=parallel, max_model_len=limits.max_model_len)
+        with torch.device("meta"):
+            model = model_class(model_config, ctx)
+        report = _load(checkpoint, model, model_class, config, dtype, device)
+        return cls(config, hardware, device, parallel, model.eval(), report)
+
+    # Questions the host asks before it allocates.
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The cache groups the host must provide."""
+        return self._groups.cache_spec
+
+    def required_fields(self) -> Field:
+        """Metadata the backends read beyond the required fields; the host builds exactly these."""
+        return self._groups.required_fields
+
+    def memory_profile(self) -> MemoryProfile:
+        """Upper bounds in bytes, caches not included."""
+        return self._hardware.memory_profile(self._model, self.limits.max_num_tokens, self.limits.max_logits_rows)
+
+    def input_buffers(self) -> Sequence[BufferSet]:
+        """The lent buffer sets; they live until `close`."""
+        return self._sets
+
+    # Caches.
+
+    def allocate_kv_cache(self, num_blocks: Sequence[int]) -> None:
+        """Allocate zeroed caches of `num_blocks[group]` blocks (states) on the device and bind them.
+
+        Raises:
+            ValueError: not one count per group, or a count below 2 (block 0 is reserved).
+        """
+        spec = self._groups.cache_spec
+        if len(num_blocks) != len(spec.groups):
+            raise ValueError(f"expected {len(spec.groups)} block counts, one per cache group, got {len(num_blocks)}")
+        for index, count in enumerate(num_blocks):
+            if count < 2:
+                raise ValueError(f"num_blocks[{index}] is {count}; at least 2 are needed, block 0 is reserved")
+        self.bind_kv_cache(
+            [
+                [
+                    {
+                        tensor.name: torch.zeros(count, *tensor.shape, dtype=tensor.dtype, device=self._device)
+                        for tensor in group.tensors
+                    }
+                    for _ in group.layers
+                ]
+                for group, count in zip(spec.groups, num_blocks, strict=True)
+            ]
+        )
+
+    def bind_kv_cache(self, caches: list[LayerCaches]) -> None:
+        """Bind the caches, once. `caches[group][layer][name]` is `[num_blocks, *shape]`, contiguous, on the device.
+
+        Raises:
+            ValueError: bound before, or a tensor is missing or of the wrong shape, dtype, device or layout.
+        """
+        if self._caches is not None:
+            raise ValueError("the KV cache is bound already; it is bound once")
+        spec = self._groups.cache_spec
+        if len(caches) != len(spec.groups):
+            raise ValueError(f"expected the caches of {len(spec.groups)} groups, got {len(caches)}")
+        for index, (group, layers) in enumerate(zip(spec.groups, caches, strict=True)):
+            if len(layers) != len(group.layers):
+                raise ValueError(f"cache group {index}: expected {len(group.layers)} layers, got {len(layers)}")
+            for name, layer in zip(group.layers, layers, strict=True):
+                for tensor in group.tensors:
+                    _check_cache(f"cache of {name}", tensor.name, layer, tensor.shape, tensor.dtype, self._device)
+        self._groups.bind_kv_cache(caches)
+        self._caches = caches
+
+    # Steps.
+
+    def warm_up(self) -> WarmUpReport:
+        """JIT, autotune and capture; leaves no trace in the caches. Reports what will run eager or on the reference."""
+        if self._caches is None:
+            raise ValueError("bind_kv_cache or allocate_kv_cache comes before warm_up")
+        report = WarmUpReport(on_reference={**self._groups.on_reference, **self._hardware.on_reference()})
+        started = time.perf_counter()
+        self._runner.warm_up(report)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def execute(self, batch: ForwardBatch, buffer_set: int = 0) -> ForwardOutput:
+        """One forward of a batch that lies in the host's own tensors or in the lent ones of `buffer_set`.
+
+        Values are the host library's to check; shapes, dtypes and devices are checked here.
+
+        Raises:
+            BatchRefused: the batch breaks the contract; caches are as they were.
+        """
+        self._check_counts(batch.counts)
+        self._sets[buffer_set].adopt(batch)
+        return self._run(buffer_set, batch.counts)
+
+    def execute_set(self, buffer_set: int) -> ForwardOutput:
+        """One forward of what the host has written to the lent buffers: the path of every step."""
+        return self._run(buffer_set, self._sets[buffer_set].read_counts())
+
+    def wait(self, fence: int) -> None:
+        """Block until the step of `fence` is done. Here a step is done when `execute` returns."""
+        if fence > self._steps:
+            raise ValueError(f"fence {fence} was never returned; the last one is {self._steps}")
+
+    def close(self) -> None:
+        """Leave the group of ranks and drop what was captured."""
+        self._runner.close()
+        self._parallel.collectives.close()
+
+    def _run(self, buffer_set: int, counts: BatchCounts) -> ForwardOutput:
+        if self._caches is None:
+            raise BatchRefused("execute comes after bind_kv_cache")
+        tensors, logits = self._views[buffer_set].cut(counts)
+        _, rows = self._runner.run(StepInputs(counts, tensors, tensors))
+        logits.copy_(rows)
+        self._steps += 1
+        return ForwardOutput(logits=logits, fence=self._steps)
+
+    def _check_counts(self, counts: BatchCounts) -> None:
+        bounds = {
+            "num_tokens": self.limits.max_num_tokens,
+            "num_reqs": self.limits.max_num_seqs,
+            "num_logits": self.limits.max_logits_rows,
+            "max_seq_len": self.limits.max_model_len,
+            "max_query_len": self.limits.max_num_tokens,
+            "num_decodes": counts.num_reqs,
+        }
+        for name, bound in bounds.items():
+            value = getattr(counts, name)
+            if not 0 <= value <= bound:
+                raise BatchRefused(f"{name}: {value} is outside 0 ... {bound}")
+
+
+def _checked_limits(limits: Limits, max_position_embeddings: int) -> Limits:
+    if limits.max_model_len > max_position_embeddings:
+        raise ValueError(
+            f"max_model_len {limits.max_model_len} is above the model's max_position_embeddings "
+            f"{max_position_embeddings}"
+        )
+    return dataclasses.replace(limits)
+
+
+def _join(hardware: Hardware, config: ExecutorConfig) -> ParallelGroup:
+    if config.tp_size == 1:
+        return ParallelGroup(rank=0, size=1, collectives=NoCollectives())
+    collectives = hardware.collectives(config.tp_rank, config.tp_size, config.tp_init_method)
+    return ParallelGroup(rank=config.tp_rank, size=config.tp_size, collectives=collectives)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    model_class: type[CausalLM],
+    config: ExecutorConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> WeightReport:
+    return load_weights(
+        model, checkpoint.source, model_class.weight_map, dtype=dtype, device=device, progress=config.progress
+    )
+
+
+def _check_cache(
+    what: str,
+    name: str,
+    layer: dict[str, torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    tensor = layer.get(name)
+    if tensor is None:
+        raise ValueError(f"{what}: tensor {name!r} is missing")
+    if tuple(tensor.shape[1:]) != shape or tensor.shape[0] < 2:
+        raise ValueError(f"{what}: {name!r} has shape {tuple(tensor.shape)}, expected (at least 2, *{shape})")
+    if tensor.dtype != dtype:
+        raise ValueError(f"{what}: {name!r} has dtype {tensor.dtype}, expected {dtype}")
+    if tensor.device.type != device.type:
+        raise ValueError(f"{what}: {name!r} lies on {tensor.device}, expected {device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{what}: {name!r} has strides {tensor.stride()}, expected a contiguous tensor")
