@@ -1,0 +1,1 @@
+"""Layers that models are written in: one vocabulary, the same on every hardware."""

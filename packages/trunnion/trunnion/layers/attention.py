@@ -1,0 +1,68 @@
+"""Paged attention as a model sees it: q, k, v in, attended values out; the bound group does the rest."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trunnion.config import BuildContext
+from trunnion.interfaces.attention import AttentionGroup, AttentionSpec
+from trunnion.interfaces.weights import Placement, set_placements
+from trunnion.layers.group_layer import GroupLayer
+
+
+class Attention(GroupLayer[AttentionGroup]):
+    """Attention of `num_heads` query heads over `num_kv_heads` KV heads, both counted on this rank.
+
+    Args:
+        scale: factor of q k^T, usually `head_dim ** -0.5`.
+        window: tokens a query sees, itself included; None for all.
+        soft_cap: `soft_cap * tanh(scores / soft_cap)`.
+        sinks: each head has a learned logit `sinks` [num_heads] float32 in the softmax's denominator.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int,
+        scale: float,
+        *,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: bool = False,
+        ctx: BuildContext,
+        prefix: str,
+    ) -> None:
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{prefix}: {num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
+        if window is not None and window < 1:
+            raise ValueError(f"{prefix}: window must be at least 1, got {window}")
+        spec = AttentionSpec(
+            num_qo_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=scale,
+            dtype=ctx.dtype,
+            window=window,
+            soft_cap=soft_cap,
+            has_sinks=sinks,
+        )
+        super().__init__(spec, prefix)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.sinks: nn.Parameter | None = None
+        if sinks:
+            self.sinks = nn.Parameter(torch.empty(num_heads, dtype=torch.float32), requires_grad=False)
+            first = ctx.parallel.rank * num_heads
+            place = Placement(shape=(num_heads * ctx.parallel.size,), source=(slice(first, first + num_heads),))
+            set_placements(self.sinks, {"": place})
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q [T, H * D] or [T, H, D], k and v likewise with the KV heads -> [T, H * D]."""
+        group = self.group
+        num_tokens = q.shape[0]
+        q = q.reshape(num_tokens, self.num_heads, self.head_dim)
+        k = k.reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        out = group.run(self.layer_index, q, k, v, self.sinks)  # [T, H, D]
+        return out.reshape(num_tokens, self.num_heads * self.head_dim)

@@ -1,0 +1,36 @@
+"""Rotary embedding as a layer: the table of cosines and sines of one rope, applied to queries and keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import trunnion.ops  # noqa: F401  (registers the operators)
+from trunnion.config import BuildContext
+from trunnion.rope import RopeParameters, cos_sin_table
+
+
+class RotaryEmbedding(nn.Module):
+    """`rope(positions, q, k) -> q, k`. Build one per rope of a model and hand it to the layers: the table is large.
+
+    The table covers `ctx.max_model_len` positions (`max_position` if that is None) and is real even when the model is
+    built on the meta device; `cos_sin_cache` [positions, rotary_dim] float32 is a buffer that no checkpoint holds.
+    """
+
+    cos_sin_cache: torch.Tensor
+
+    def __init__(
+        self, rope: RopeParameters, head_dim: int, max_position: int, *, interleaved: bool = False, ctx: BuildContext
+    ) -> None:
+        super().__init__()
+        self.rope = rope
+        self.interleaved = interleaved
+        self.rotary_dim = rope.rotary_dim(head_dim)
+        cache = cos_sin_table(rope, self.rotary_dim, ctx.max_model_len or max_position)
+        self.register_buffer("cos_sin_cache", cache, persistent=False)
+
+    def forward(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions [T], q [T, H, D], k [T, Hk, D] -> rotated q, k."""
+        return torch.ops.trunnion.rotary_embedding(q, k, positions, self.cos_sin_cache, self.interleaved)

@@ -1,0 +1,86 @@
+"""The hardware package that all others inherit: every group, method, collective and the runner in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import trunnion.ops  # noqa: F401  (registers the operators)
+from trunnion.contract import MemoryProfile
+from trunnion.errors import UnsupportedError
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.collectives import Collectives, NoCollectives
+from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.methods import LinearMethod, MoEMethod
+from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.runner import Runner
+from trunnion.ops.registry import OPERATORS
+from trunnion.reference.attention import SCORE_BYTES, ReferenceAttentionGroup
+from trunnion.reference.collectives import GlooCollectives
+from trunnion.reference.linear_method import UnquantizedLinearMethod
+from trunnion.reference.runner import EagerRunner
+
+LIVE_ACTIVATIONS = 12
+"""Widest float32 rows per token that a layer keeps at once, at most: inputs, outputs and float32 copies in between."""
+
+
+class ReferenceHardware(Hardware):
+    """Runs everything on the reference, on any device torch knows. A package inherits it and replaces piece by piece."""
+
+    name = "reference"
+    device_type = "cpu"
+
+    def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
+        reason = f"package {self.name!r} has no group of its own for {type(spec).__name__}"
+        if isinstance(spec, AttentionSpec):
+            return ReferenceAttentionGroup, reason
+        if isinstance(spec, MLASpec):
+            from trunnion.reference.mla import ReferenceMLAGroup
+
+            return ReferenceMLAGroup, reason
+        from trunnion.reference.recurrent import ReferenceRecurrentGroup
+
+        return ReferenceRecurrentGroup, reason
+
+    def linear_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> LinearMethod:
+        self._refuse_quantization(quantization, prefix)
+        return UnquantizedLinearMethod()
+
+    def moe_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> MoEMethod:
+        from trunnion.reference.moe_method import UnquantizedMoEMethod
+
+        self._refuse_quantization(quantization, prefix)
+        return UnquantizedMoEMethod()
+
+    def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
+        return NoCollectives() if size == 1 else GlooCollectives(rank, size, init_method)
+
+    def create_runner(self, model: CausalLM, groups: Sequence[Group]) -> Runner:
+        return EagerRunner(model, groups)
+
+    def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+        """Bounds from the widest weight: an eager step keeps a few rows of that width per token, and the logits."""
+        assert isinstance(model, nn.Module), f"{type(model).__name__} is not a module"
+        tensors = [*model.parameters(), *model.buffers()]
+        widest = max((max(tensor.shape[:2]) for tensor in model.parameters() if tensor.dim() > 1), default=0)
+        rows = max_num_tokens * LIVE_ACTIVATIONS + max_logits_rows * 3
+        return MemoryProfile(
+            weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            activations=4 * rows * widest,
+            workspaces=4 * SCORE_BYTES,
+        )
+
+    def on_reference(self) -> Mapping[str, str]:
+        own = OPERATORS.registered(torch._C._dispatch_key_for_device(self.device_type))
+        reason = f"package {self.name!r} registers no kernel"
+        return {name: reason for name in OPERATORS.names() if name not in own}
+
+    def _refuse_quantization(self, quantization: Mapping[str, Any] | None, prefix: str) -> None:
+        if quantization:
+            method = quantization.get("quant_method", "unnamed")
+            raise UnsupportedError(
+                f"{prefix}: quantisation {method!r} is not supported on {self.name!r}; supported: none (unquantised)"
+            )
