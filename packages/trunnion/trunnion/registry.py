@@ -1,0 +1,203 @@
+"""Finds hardware packages and model families by entry point and by folder; the only dynamic import.
+
+A hardware package is named by an entry point in the group `trunnion.hardware` (name -> module or class), or is a
+top-level package `trunnion_<name>` on the import path with a `hardware.py`. Model families are the subpackages of
+`trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
+(`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from trunnion.errors import ConfigError, UnsupportedError
+from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.model import CausalLM
+
+HARDWARE_GROUP = "trunnion.hardware"
+MODELS_GROUP = "trunnion.models"
+PACKAGE_PREFIX = "trunnion_"
+MODELS_PACKAGE = "trunnion_models"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """A folder of `trunnion_models` (or of another package): its name is the Hugging Face model type."""
+
+    name: str
+    package: str
+    """Dotted name of the family's package."""
+    architectures: Mapping[str, str]
+    """Class name in `config.json` -> `module:class` within the package."""
+
+
+class Registry:
+    """What one process has found and loaded. Use the module's functions; tests may make their own."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, Hardware] = {}
+
+    def hardware(self, name: str) -> Hardware:
+        """The instance of hardware package `name`, one per registry.
+
+        Raises:
+            UnsupportedError: there is no such package, or another one is already in use for its device type.
+        """
+        if name in self._instances:
+            return self._instances[name]
+        modules = hardware_modules()
+        if name not in modules:
+            raise UnsupportedError(f"unknown hardware {name!r}; installed: {', '.join(sorted(modules)) or 'none'}")
+        return self._activate(name, modules[name])
+
+    def load_hardware_from(self, folder: Path) -> Hardware:
+        """The hardware package at `folder` (a `trunnion_<name>` package, or a folder that holds one), wherever it lies.
+
+        Its parent folder is put on the import path. Raises UnsupportedError if there is none, or several.
+        """
+        folder = folder.resolve()
+        packages = [folder] if (folder / "hardware.py").is_file() else _packages_in(folder)
+        if len(packages) != 1:
+            found = ", ".join(package.name for package in packages) or "none"
+            raise UnsupportedError(
+                f"{folder}: expected one package {PACKAGE_PREFIX}<name> with hardware.py; found: {found}"
+            )
+        package = packages[0]
+        if str(package.parent) not in sys.path:
+            sys.path.insert(0, str(package.parent))
+            importlib.invalidate_caches()
+        name = package.name.removeprefix(PACKAGE_PREFIX)
+        if name in self._instances:
+            return self._instances[name]
+        return self._activate(name, f"{package.name}.hardware")
+
+    def _activate(self, name: str, where: str) -> Hardware:
+        instance = _hardware_class(name, where)()
+        for other_name, other in self._instances.items():
+            if other.device_type == instance.device_type:
+                raise UnsupportedError(
+                    f"hardware {name!r} and {other_name!r} both run device type {instance.device_type!r}; "
+                    "one process uses one of them"
+                )
+        self._instances[name] = instance
+        return instance
+
+
+@functools.cache
+def _process_registry() -> Registry:
+    return Registry()
+
+
+def hardware(name: str) -> Hardware:
+    """The process's instance of hardware package `name`; UnsupportedError lists what is installed."""
+    return _process_registry().hardware(name)
+
+
+def load_hardware_from(folder: Path) -> Hardware:
+    """As `hardware`, for a package that lies at `folder` and is not installed."""
+    return _process_registry().load_hardware_from(folder)
+
+
+def hardware_names() -> tuple[str, ...]:
+    """All hardware packages that can be imported, sorted; none of them is imported."""
+    return tuple(sorted(hardware_modules()))
+
+
+def hardware_modules() -> dict[str, str]:
+    """Hardware name -> `module` or `module:attribute`; UnsupportedError if two packages claim one name."""
+    found: dict[str, str] = {}
+    for entry in metadata.entry_points(group=HARDWARE_GROUP):
+        _claim(found, entry.name, entry.value)
+    for module in pkgutil.iter_modules():
+        if module.ispkg and module.name.startswith(PACKAGE_PREFIX) and _has_module(module.name, "hardware"):
+            _claim(found, module.name.removeprefix(PACKAGE_PREFIX), f"{module.name}.hardware")
+    return found
+
+
+def model_families() -> tuple[ModelFamily, ...]:
+    """All model families, sorted by name.
+
+    Raises:
+        UnsupportedError: two families claim one architecture.
+    """
+    packages = {entry.value.partition(":")[0] for entry in metadata.entry_points(group=MODELS_GROUP)}
+    if util.find_spec(MODELS_PACKAGE) is not None:
+        packages.add(MODELS_PACKAGE)
+    families: list[ModelFamily] = []
+    owners: dict[str, str] = {}
+    for package in sorted(packages):
+        for family in _families_of(package):
+            for architecture in family.architectures:
+                if architecture in owners:
+                    raise UnsupportedError(
+                        f"architecture {architecture!r} is claimed by {owners[architecture]} and {family.package}"
+                    )
+                owners[architecture] = family.package
+            families.append(family)
+    return tuple(sorted(families, key=lambda family: family.name))
+
+
+def model_class(config: Mapping[str, Any]) -> type[CausalLM]:
+    """The class that runs a `config.json`, by its `architectures`; only this family's code is imported.
+
+    Raises:
+        UnsupportedError: no family has the architecture; the text lists those that exist.
+        ConfigError: the config names no architecture.
+    """
+    names, model_type = config.get("architectures"), config.get("model_type")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"config.json names no architecture (architectures {names!r}, model_type {model_type!r})")
+    families = model_families()
+    for family in families:
+        if names[0] in family.architectures:
+            module, _, attribute = family.architectures[names[0]].partition(":")
+            found: type[CausalLM] = getattr(importlib.import_module(f"{family.package}.{module}"), attribute)
+            return found
+    supported = ", ".join(sorted(name for family in families for name in family.architectures)) or "none"
+    raise UnsupportedError(f"unknown architecture {names[0]!r} (model_type {model_type!r}); supported: {supported}")
+
+
+def _families_of(package: str) -> list[ModelFamily]:
+    parent = importlib.import_module(package)
+    families = []
+    for module in pkgutil.iter_modules(parent.__path__):
+        if module.ispkg:
+            name = f"{package}.{module.name}"
+            architectures = getattr(importlib.import_module(name), "ARCHITECTURES", None)
+            if architectures:
+                families.append(ModelFamily(name=module.name, package=name, architectures=dict(architectures)))
+    return families
+
+
+def _claim(found: dict[str, str], name: str, where: str) -> None:
+    """Note `where` for `name`; an installed package is seen twice, by entry point and by folder."""
+    known = found.setdefault(name, where)
+    if known.partition(":")[0].partition(".")[0] != where.partition(":")[0].partition(".")[0]:
+        raise UnsupportedError(f"hardware {name!r} is claimed by two packages: {known} and {where}")
+
+
+def _has_module(package: str, module: str) -> bool:
+    """Whether top-level `package` holds `module`, without importing it."""
+    spec = util.find_spec(package)
+    places = (spec.submodule_search_locations or []) if spec is not None else []
+    return any((Path(place) / f"{module}.py").is_file() for place in places)
+
+
+def _packages_in(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob(f"{PACKAGE_PREFIX}*/hardware.py"))
+
+
+def _hardware_class(name: str, where: str) -> type[Hardware]:
+    module, _, attribute = where.partition(":")
+    found = getattr(importlib.import_module(module), attribute or "HARDWARE", None)
+    if not (isinstance(found, type) and issubclass(found, Hardware)):
+        raise UnsupportedError(f"hardware {name!r}: {module} has no Hardware class named {attribute or 'HARDWARE'}")
+    return found

@@ -1,0 +1,46 @@
+"""Opens what the user named: a folder of safetensors, or a GGUF file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trunnion.errors import ConfigError
+from trunnion.hf_config import read_config, read_generation_config
+from trunnion.weights.safetensors_source import SafetensorsSource
+from trunnion.weights.source import WeightSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model as it lies on disk: its configuration and its tensors, in the names of Hugging Face."""
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    source: WeightSource
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read configuration and headers of the folder or GGUF file at `path`; no tensor is read.
+
+    Raises:
+        ConfigError: nothing there, or no readable `config.json`.
+        WeightsError: the files are broken.
+        UnsupportedError: a format that is refused: pickle, quantised, an unknown GGUF architecture.
+    """
+    path = Path(path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"{path}: expected a model folder or a .gguf file")
+        # Imported here: the `gguf` library is only needed for its own files.
+        from trunnion.weights.gguf_source import GGUFSource, gguf_config
+
+        source = GGUFSource(path)
+        config, generation = gguf_config(source)
+        return Checkpoint(path=path, config=config, generation_config=generation, source=source)
+    config = read_config(path)
+    return Checkpoint(
+        path=path, config=config, generation_config=read_generation_config(path), source=SafetensorsSource(path)
+    )

@@ -1,0 +1,158 @@
+"""The declarative map from a checkpoint's tensor names to a model's parameters and their parts.
+
+All patterns match whole path parts: `gate_proj` never matches `gate_projections` (a substring rule would).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Rules = tuple[tuple[str, str], ...]
+
+COMMON_PREFIXES: Rules = (
+    (r"^_orig_mod", ""),
+    (r"^model\.language_model", "model"),
+    (r"^language_model\.model", "model"),
+    (r"^language_model\.lm_head", "lm_head"),
+    (r"^(embed_tokens|layers|norm)", r"model.\1"),
+)
+"""torch.compile leftovers, decoders saved inside a multimodal model, and decoders saved without their head."""
+
+COMMON_IGNORE: Rules = ((r"rotary_emb\.inv_freq", "computed from the config's rope"),)
+"""Tensors that old exporters left in; every family's `ignore` starts with these."""
+
+COMMON_REFUSE: Rules = (
+    (
+        r"lora_[AB]|lora_embedding_[AB]|base_layer|modules_to_save|base_model\.model",
+        "left by PEFT: merge the adapter with merge_and_unload() and save again",
+    ),
+)
+
+COMMON_TIED: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+class Target(NamedTuple):
+    """A part of a parameter. Part "" is the whole; `*.gate_up` and `*.down` are all experts stacked in dimension 0."""
+
+    param: str
+    part: str = ""
+
+
+class Ignored(NamedTuple):
+    """A checkpoint tensor that is left out on purpose."""
+
+    reason: str
+
+
+class Refused(NamedTuple):
+    """A checkpoint tensor that says the checkpoint is of a kind that cannot be loaded."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertRule:
+    """Names of one block of experts. Its parameters are `<block>.w13` (parts `<e>.gate`, `<e>.up`) and `<block>.w2`
+    (parts `<e>.down`); both layouts that exist are understood: one tensor per expert
+    (`<block>.<e>.gate_proj.weight`) and stacked (`<block>.gate_up_proj` [E, 2I, H] or transposed, told by shape)."""
+
+    block: str = "mlp.experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    stacked_gate_up: str = "gate_up_proj"
+    stacked_down: str = "down_proj"
+
+    def resolve(self, name: str) -> Target | None:
+        """The target of `name`, or None if it is not a tensor of this block."""
+        match = _whole(rf"{re.escape(self.block)}\.(.+)").search(name)
+        if match is None:
+            return None
+        block, leaf = name[: match.start(1) - 1], match.group(1)
+        stacked = {self.stacked_gate_up: ("w13", "*.gate_up"), self.stacked_down: ("w2", "*.down")}
+        if leaf in stacked:
+            param, part = stacked[leaf]
+            return Target(f"{block}.{param}", part)
+        single = re.fullmatch(r"(\d+)\.([^.]+)\.weight", leaf)
+        if single is None:
+            return None
+        parts = {self.gate: ("w13", "gate"), self.up: ("w13", "up"), self.down: ("w2", "down")}
+        if single.group(2) not in parts:
+            return None
+        param, part = parts[single.group(2)]
+        return Target(f"{block}.{param}", f"{int(single.group(1))}.{part}")
+
+    def checkpoint_name(self, target: Target) -> str | None:
+        """The per-expert name that fills `target`, for messages."""
+        match = _whole(rf"{re.escape(self.block)}\.(w13|w2)$").search(target.param)
+        if match is None or "." not in target.part:
+            return None
+        expert, part = target.part.split(".", 1)
+        leaf = {"gate": self.gate, "up": self.up, "down": self.down}.get(part)
+        return None if leaf is None else f"{target.param[: match.start(1) - 1]}.{expert}.{leaf}.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightMap:
+    """How a family's checkpoint names become parameter names; used in the order of the fields from `refuse` down."""
+
+    refuse: Rules = COMMON_REFUSE
+    """(pattern, reason): the whole checkpoint is refused."""
+    ignore: Rules = COMMON_IGNORE
+    """(pattern, reason): the tensor is known and not used. Matched on the checkpoint's name and on the renamed one."""
+    prefixes: Rules = COMMON_PREFIXES
+    """(pattern, replacement), applied in order: where the decoder sits in the checkpoint."""
+    rename: Rules = ()
+    """(pattern, replacement), applied in order: family-specific names."""
+    experts: tuple[ExpertRule, ...] = ()
+    fuse: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Fused module -> part -> module in the checkpoint, e.g. `{"qkv_proj": {"q": "q_proj", ...}}`."""
+    tied: Mapping[str, str] = field(default_factory=lambda: dict(COMMON_TIED))
+    """Parameter -> the parameter it may share; optional in the checkpoint when the model shares it."""
+
+    def resolve(self, name: str) -> list[Target] | Ignored | Refused:
+        """Where the checkpoint tensor `name` goes. Does not know which parameters exist."""
+        for pattern, reason in self.refuse:
+            if _whole(pattern).search(name):
+                return Refused(reason)
+        renamed = self.renamed(name)
+        for pattern, reason in self.ignore:
+            if _whole(pattern).search(name) or _whole(pattern).search(renamed):
+                return Ignored(reason)
+        for rule in self.experts:
+            target = rule.resolve(renamed)
+            if target is not None:
+                return [target]
+        for fused, parts in self.fuse.items():
+            for part, module in parts.items():
+                pattern = _whole(re.escape(module))
+                if pattern.search(renamed):
+                    return [Target(pattern.sub(fused, renamed), part)]
+        return [Target(renamed)]
+
+    def renamed(self, name: str) -> str:
+        """`name` after `prefixes` and `rename`."""
+        for pattern, replacement in (*self.prefixes, *self.rename):
+            name = _whole(pattern).sub(replacement, name)
+        return ".".join(part for part in name.split(".") if part)
+
+    def checkpoint_name(self, target: Target) -> str:
+        """The usual checkpoint name of `target` (before `rename`), for messages."""
+        for rule in self.experts:
+            name = rule.checkpoint_name(target)
+            if name is not None:
+                return name
+        for fused, parts in self.fuse.items():
+            pattern = _whole(re.escape(fused))
+            if target.part in parts and pattern.search(target.param):
+                return pattern.sub(parts[target.part], target.param)
+        return target.param if not target.part else f"{target.param}[{target.part}]"
+
+
+@functools.cache
+def _whole(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:^|(?<=\.))(?:{pattern})(?=\.|$)")

@@ -1,0 +1,174 @@
+"""The account drawn up before anything is allocated: which checkpoint tensor fills which part of which parameter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from trunnion.errors import UnsupportedError, WeightsError
+from trunnion.interfaces.weights import Placement, placements_of
+from trunnion.weights.name_map import Ignored, Refused, Target, WeightMap
+from trunnion.weights.report import first_names
+from trunnion.weights.source import TensorInfo, WeightSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """`parameter[placement.target] = view(checkpoint tensor)[placement.source]`.
+
+    `expert` and `rows` cut a part out of a stack of experts before the placement's own cut.
+    """
+
+    param: str
+    part: str
+    placement: Placement
+    expert: int | None = None
+    transposed: bool = False
+    rows: slice | None = None
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This piece's own tensor, of shape `placement.shape`, as a view."""
+        if self.expert is not None:
+            tensor = tensor[self.expert]
+        if self.transposed:
+            tensor = tensor.transpose(0, 1)
+        return tensor if self.rows is None else tensor[self.rows]
+
+
+@dataclass(kw_only=True)
+class LoadPlan:
+    """Pieces per checkpoint tensor, and what is left out and why."""
+
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    ignored: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    tied: dict[str, str] = field(default_factory=dict)
+    """Checkpoint tensor -> the parameter it must equal."""
+
+
+def plan_load(model: torch.nn.Module, source: WeightSource, weight_map: WeightMap) -> LoadPlan:
+    """Account for every tensor and every part.
+
+    Raises:
+        WeightsError: tensors are missing, unexpected, duplicated, or of a wrong shape or dtype; all kinds in one line.
+        UnsupportedError: the map refuses a tensor.
+    """
+    params = dict(model.named_parameters(remove_duplicate=False))
+    shared = _shared(params, weight_map)
+    plan = LoadPlan()
+    filled: dict[Target, str] = {}
+    problems: dict[str, list[str]] = defaultdict(list)
+    for name, info in source.infos.items():
+        resolved = weight_map.resolve(name)
+        if isinstance(resolved, Refused):
+            raise UnsupportedError(f"{source.description}: tensor {name!r}: {resolved.reason}")
+        if isinstance(resolved, Ignored):
+            plan.ignored[resolved.reason].append(name)
+            continue
+        for target in resolved:
+            if target.param in shared:
+                plan.tied[name] = shared[target.param]
+                continue
+            pieces = _pieces(target, info, params, name, problems)
+            plan.pieces.setdefault(name, []).extend(pieces)
+            for piece in pieces:
+                key = Target(piece.param, piece.part)
+                if key in filled:
+                    problems["duplicated"].append(f"{name} (fills the same place as {filled[key]})")
+                filled.setdefault(key, name)
+    for param, tensor in params.items():
+        if param not in shared:
+            problems["missing"] += [
+                weight_map.checkpoint_name(Target(param, part))
+                for part in placements_of(tensor)
+                if Target(param, part) not in filled
+            ]
+    if any(problems.values()):
+        raise WeightsError(_describe(model, source, problems))
+    return plan
+
+
+def _shared(params: Mapping[str, torch.Tensor], weight_map: WeightMap) -> dict[str, str]:
+    """Parameter that the model shares -> the one it is shared with."""
+    shared = {}
+    for target, origin in weight_map.tied.items():
+        if origin in params and (target not in params or params[target] is params[origin]):
+            shared[target] = origin
+    owners: dict[int, str] = {id(params[name]): name for name in params if name not in shared}
+    for name, tensor in params.items():
+        if name not in shared and owners[id(tensor)] != name:
+            raise AssertionError(f"{name} shares a parameter that the weight map does not name in `tied`")
+    return shared
+
+
+def _pieces(
+    target: Target, info: TensorInfo, params: Mapping[str, torch.Tensor], name: str, problems: dict[str, list[str]]
+) -> list[Piece]:
+    parameter = params.get(target.param)
+    if parameter is None:
+        problems["unexpected"].append(name)
+        return []
+    plain = info.dtype is not None and info.dtype.is_floating_point and info.dtype.itemsize >= 2
+    if not plain and info.dtype != parameter.dtype:
+        problems["of a wrong dtype"].append(f"{name} ({info.stored} for {_short(parameter.dtype)}: quantised?)")
+        return []
+    placements = placements_of(parameter)
+    if target.part.startswith("*."):
+        return _stacked_pieces(target, info, placements, name, problems)
+    placement = placements.get(target.part)
+    if placement is None:
+        problems["unexpected"].append(name)
+        return []
+    if tuple(info.shape) != tuple(placement.shape):
+        problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {list(placement.shape)})")
+    return [Piece(param=target.param, part=target.part, placement=placement)]
+
+
+def _stacked_pieces(
+    target: Target, info: TensorInfo, placements: Mapping[str, Placement], name: str, problems: dict[str, list[str]]
+) -> list[Piece]:
+    """Cut a stack `[E, rows, columns]` (or `[E, columns, rows]`) into the experts' parts, in the order named."""
+    parts = target.part.removeprefix("*.").split("_")
+    experts = sorted({int(part.split(".")[0]) for part in placements if part.split(".")[0].isdigit()})
+    wanted = [placements[f"{experts[0]}.{part}"].shape for part in parts] if experts else []
+    if not wanted:
+        problems["unexpected"].append(name)
+        return []
+    rows, columns = sum(shape[0] for shape in wanted), wanted[0][1]
+    straight = tuple(info.shape) == (len(experts), rows, columns)
+    transposed = tuple(info.shape) == (len(experts), columns, rows)
+    if straight and transposed:
+        problems["of an ambiguous layout"].append(
+            f"{name} {list(info.shape)} (rows and columns are equal: may be transposed; save it one tensor per expert)"
+        )
+    if not straight and not transposed:
+        problems["of a wrong shape"].append(
+            f"{name} {list(info.shape)} (the model wants {[len(experts), rows, columns]} or its transpose)"
+        )
+    pieces = []
+    for expert in experts:
+        first = 0
+        for part, shape in zip(parts, wanted, strict=True):
+            pieces.append(
+                Piece(
+                    param=target.param,
+                    part=f"{expert}.{part}",
+                    placement=placements[f"{expert}.{part}"],
+                    expert=expert,
+                    transposed=transposed,
+                    rows=slice(first, first + shape[0]),
+                )
+            )
+            first += shape[0]
+    return pieces
+
+
+def _describe(model: torch.nn.Module, source: WeightSource, problems: Mapping[str, list[str]]) -> str:
+    counts = "; ".join(f"{len(names)} {kind}: {first_names(names)}" for kind, names in problems.items() if names)
+    return f"{source.description} does not fit {type(model).__name__}: {counts}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,62 @@
+"""Recognises quantised checkpoints by config, side file or tensor names, so that they are refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trunnion.errors import UnsupportedError
+
+SIDE_FILES: dict[str, str] = {
+    "quantize_config.json": "GPTQ or AWQ",
+    "quant_config.json": "AWQ",
+    "quant_model_description.json": "Ascend msmodelslim",
+    "hf_quant_config.json": "NVIDIA ModelOpt",
+}
+"""Files that say a checkpoint is quantised even when `config.json` does not."""
+
+NAME_PATTERNS: tuple[tuple[str, str], ...] = (
+    (r"\.(qweight|qzeros|g_idx)$", "GPTQ or AWQ"),
+    (r"\.weight_packed$", "compressed-tensors"),
+    (r"\.weight_scale_inv$", "block FP8"),
+    (r"\.weight_scale(_2)?$", "compressed-tensors, FP8 or ModelOpt"),
+    (r"_blocks$", "MXFP4"),
+    (r"\.(SCB|weight\.absmax|weight\.quant_map)$", "bitsandbytes"),
+    (r"\.(scales|biases)$", "MLX or AWQ"),
+    (r"\.(k_scale|v_scale|kv_scale|output_scale|input_scale)$", "FP8 scales"),
+)
+
+
+def refuse_quantized_config(config: Mapping[str, Any]) -> None:
+    """UnsupportedError if `config.json` (or its text_config) names a quantisation."""
+    for where in (config, config.get("text_config") or {}):
+        for key in ("quantization_config", "compression_config", "quantization"):
+            found = where.get(key)
+            if found:
+                method = found.get("quant_method") or found.get("quant_algo") if isinstance(found, Mapping) else found
+                raise UnsupportedError(
+                    f"quantised checkpoint: config.json has {key} (quant_method {method!r}); "
+                    "only unquantised weights are supported"
+                )
+
+
+def refuse_quantized_folder(folder: Path) -> None:
+    """UnsupportedError if a side file in `folder` says the weights are quantised."""
+    for name, method in SIDE_FILES.items():
+        if (folder / name).is_file():
+            raise UnsupportedError(
+                f"quantised checkpoint: {folder} holds {name} ({method}); only unquantised weights are supported"
+            )
+
+
+def refuse_quantized_names(description: str, names: Iterable[str]) -> None:
+    """UnsupportedError if a tensor's name belongs to a quantisation format that the config did not mention."""
+    for name in names:
+        for pattern, method in NAME_PATTERNS:
+            if re.search(pattern, name):
+                raise UnsupportedError(
+                    f"quantised checkpoint: {description} holds {name!r} ({method}) though its config names no "
+                    "quantisation; only unquantised weights are supported"
+                )

@@ -1,0 +1,46 @@
+"""What loading did: the account that is printed and returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightReport:
+    """Every checkpoint tensor is in `num_used`, `ignored` or `tied`; every parameter was filled once."""
+
+    source: str
+    num_parameters: int
+    num_used: int
+    ignored: Mapping[str, tuple[str, ...]]
+    """reason -> checkpoint tensors left out for it"""
+    tied: tuple[str, ...]
+    """Checkpoint tensors that repeat a shared parameter; compared with it and found equal."""
+    conversions: Mapping[tuple[str, str], int]
+    """(stored as, loaded as) -> number of tensors"""
+    bytes_read: int
+    bytes_loaded: int
+    """Bytes of all parameters on this rank."""
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """The report for people, one fact per line."""
+        mib = self.bytes_loaded / 2**20
+        out = [
+            f"weights: {self.num_used} tensors -> {self.num_parameters} parameters, {mib:.1f} MiB, "
+            f"{self.seconds:.1f} s, from {self.source}"
+        ]
+        for (stored, loaded), count in sorted(self.conversions.items()):
+            out.append(f"weights: {count} tensors stored as {stored}, loaded as {loaded}")
+        for reason, names in sorted(self.ignored.items()):
+            out.append(f"weights: {len(names)} tensors ignored ({reason}): {first_names(names)}")
+        if self.tied:
+            out.append(f"weights: {first_names(self.tied)} repeats a tied parameter (equal)")
+        return out
+
+
+def first_names(names: tuple[str, ...] | list[str], limit: int = 10) -> str:
+    """The first names and how many more there are."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

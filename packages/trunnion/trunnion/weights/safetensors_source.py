@@ -1,0 +1,152 @@
+"""A folder of safetensors files, checked from its headers and streamed shard by shard from mapped memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from trunnion.errors import UnsupportedError, WeightsError
+from trunnion.weights.quantization import refuse_quantized_config, refuse_quantized_folder, refuse_quantized_names
+from trunnion.weights.report import first_names
+from trunnion.weights.safetensors_header import TORCH_DTYPES, read_header
+from trunnion.weights.source import TensorInfo
+
+INDEX_NAME = "model.safetensors.index.json"
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class SafetensorsSource:
+    """The tensors of a model folder.
+
+    File names come from the index where there is one; without it `model*.safetensors` is preferred over other files,
+    and `consolidated*` (Mistral's own names) is refused.
+
+    Raises:
+        WeightsError: a shard is missing, truncated, malformed, or two shards hold the same tensor.
+        UnsupportedError: pickle, adapter or quantised checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        refuse_quantized_folder(folder)
+        config = _read_json(folder / "config.json")
+        if config is not None:
+            refuse_quantized_config(config)
+        weight_map = _read_index(folder)
+        files = _files_without_index(folder) if weight_map is None else sorted(set(weight_map.values()))
+        self._names: dict[Path, list[str]] = {}
+        self._infos: dict[str, TensorInfo] = {}
+        _check_present(folder, files, weight_map)
+        for file in files:
+            self._add_file(folder / file)
+        if weight_map is not None:
+            self._check_index(weight_map)
+        refuse_quantized_names(self.description, self._infos)
+
+    @property
+    def description(self) -> str:
+        return str(self._folder)
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        return self._infos
+
+    def tensors(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The named tensors, file by file in file order."""
+        for path, stored in self._names.items():
+            wanted = [name for name in stored if name in names]
+            if not wanted:
+                continue
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in wanted:
+                    yield name, file.get_tensor(name)
+
+    def _add_file(self, path: Path) -> None:
+        header = read_header(path)
+        self._names[path] = list(header)
+        for name, entry in header.items():
+            if name in self._infos:
+                raise WeightsError(f"duplicated tensor {name!r}: in {self._infos[name].file} and in {path.name}")
+            self._infos[name] = TensorInfo(
+                shape=entry.shape,
+                stored=entry.stored,
+                nbytes=entry.end - entry.begin,
+                file=path.name,
+                dtype=TORCH_DTYPES.get(entry.stored),
+            )
+
+    def _check_index(self, weight_map: Mapping[str, str]) -> None:
+        absent = [name for name in weight_map if name not in self._infos]
+        if absent:
+            raise WeightsError(
+                f"{self._folder}: {len(absent)} tensors are in the index but in no shard: {first_names(absent)}"
+            )
+        for name, file in weight_map.items():
+            if self._infos[name].file != file:
+                raise WeightsError(
+                    f"{self._folder}: the index places {name!r} in {file}, it lies in {self._infos[name].file}"
+                )
+
+
+def _read_json(path: Path) -> Any:
+    """The JSON object in `path`, None if there is no such file, WeightsError if it is not JSON."""
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WeightsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path}: not a JSON object")
+    return value
+
+
+def _read_index(folder: Path) -> dict[str, str] | None:
+    index = _read_json(folder / INDEX_NAME)
+    if index is None:
+        return None
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsError(f"{folder / INDEX_NAME}: no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise WeightsError(f"{folder / INDEX_NAME}: {name!r} lies in {file!r}, which is not a file name")
+        if not file.endswith(".safetensors"):
+            raise UnsupportedError(f"{folder / INDEX_NAME}: {file} is not a safetensors file")
+    return weight_map
+
+
+def _files_without_index(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise WeightsError(f"{folder}: no such folder")
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    chosen = [name for name in found if name.startswith("model")]
+    if not chosen:
+        chosen = [name for name in found if not name.startswith(("consolidated", "adapter_"))]
+    if chosen:
+        return chosen
+    if any(name.startswith("adapter_") for name in found):
+        raise UnsupportedError(f"{folder} holds only an adapter ({found[0]}): merge it into its base model")
+    if found:
+        raise UnsupportedError(f"{folder} holds only {found[0]} (Mistral's own names): use the Hugging Face files")
+    pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
+    if pickles:
+        raise UnsupportedError(
+            f"{folder} holds only pickle files ({first_names(pickles, 3)}), which can run code when read: convert them "
+            "to safetensors (transformers: model.save_pretrained(dir, safe_serialization=True))"
+        )
+    raise WeightsError(f"{folder}: no safetensors file")
+
+
+def _check_present(folder: Path, files: list[str], weight_map: Mapping[str, str] | None) -> None:
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        lost = [name for name, file in (weight_map or {}).items() if file == missing[0]]
+        raise WeightsError(
+            f"{folder}: the index names {first_names(missing)}, which is missing (holds {first_names(lost, 3)})"
+        )
