@@ -1,0 +1,151 @@
+"""The environment of one hardware: checked for what the system must provide, filled in layers, each installed once.
+
+A layer is stamped with a hash of what determines it (its rows of `versions.toml`, pyproject.toml files, C++ sources):
+a second run installs nothing, and a change in C++ rebuilds only what it touches. Python sources are installed in
+editable mode and need no stamp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nox
+
+ROOT = Path(__file__).resolve().parent.parent
+CXX_SUFFIXES = {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".txt", ".cmake"}
+MINIMUM_PYTHON = (3, 11)
+
+CUDA_NOTICE = """\
+pip is about to install a CUDA build of torch {version}: several gigabytes that a CPU does not need.
+To take a CPU build instead, interrupt now, point pip at one and run again:
+PIP_EXTRA_INDEX_URL=<PyTorch's CPU wheel index> or PIP_FIND_LINKS=<folder with the wheel>."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One `pip install`, and what it depends upon."""
+
+    name: str
+    arguments: tuple[str, ...]
+    inputs: tuple[Path, ...] = ()
+
+    def stamp(self) -> str:
+        digest = hashlib.sha256(json.dumps([sys.version, self.arguments]).encode())
+        for path in self.inputs:
+            digest.update(str(path.relative_to(ROOT)).encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+
+def missing_system_packages() -> list[str]:
+    """What pip cannot install: a Python that is new enough, its header and a C++ compiler."""
+    missing = []
+    if sys.version_info < MINIMUM_PYTHON:
+        missing.append(f"python >= {'.'.join(map(str, MINIMUM_PYTHON))} (this is {sys.version.split()[0]})")
+    compiler = os.environ.get("CXX", "").split()[:1] or ["c++", "g++", "clang++"]
+    if not any(shutil.which(name) for name in compiler):
+        missing.append("g++ (a C++17 compiler)")
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        missing.append(f"python{sys.version_info[0]}.{sys.version_info[1]}-dev (Python.h)")
+    return missing
+
+
+def read_versions() -> Mapping[str, Any]:
+    """The contents of `versions.toml`."""
+    # Not in the standard library of a Python that is about to be refused.
+    import tomllib
+
+    return tomllib.loads((ROOT / "ci" / "versions.toml").read_text())
+
+
+def pins(table: Mapping[str, str]) -> tuple[str, ...]:
+    """Rows of `versions.toml` as requirements of pip."""
+    return tuple(f"{name}=={version}" for name, version in table.items())
+
+
+class Environment:
+    """`.nox/env-<hardware>`, shared by all sessions of that hardware."""
+
+    def __init__(self, session: nox.Session, hardware: str) -> None:
+        self.session = session
+        self.hardware = hardware
+        self.folder = ROOT / ".nox" / f"env-{hardware}"
+        self.bin = self.folder / ("Scripts" if os.name == "nt" else "bin")
+        self.python = str(self.bin / "python")
+        self.stamps = self.folder / "layers.json"
+
+    def run(self, *arguments: str, env: Mapping[str, str | None] | None = None, **options: Any) -> Any:
+        """Run a command with the environment's executables first on PATH."""
+        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
+        variables = {"PATH": path, "VIRTUAL_ENV": str(self.folder), "PYTHONPATH": None, **(env or {})}
+        return self.session.run(*arguments, env=variables, external=True, **options)
+
+    def prepare(self, *names: str) -> Environment:
+        """Install the layers of `names` that are not installed as they should be."""
+        if missing := missing_system_packages():
+            self.session.error(f"missing system packages: {', '.join(missing)}")
+        if not Path(self.python).exists():
+            # nox itself depends on virtualenv, which is quicker than venv.
+            self.session.run(sys.executable, "-m", "virtualenv", "-q", str(self.folder), external=True)
+            self.stamps.unlink(missing_ok=True)
+        available = self._layers()
+        for name in ("base", "packages", "host", *names):
+            self._install(available[name])
+        return self
+
+    def _install(self, layer: Layer) -> None:
+        done = json.loads(self.stamps.read_text()) if self.stamps.exists() else {}
+        stamp = layer.stamp()
+        if done.get(layer.name) == stamp:
+            return
+        if layer.name == "base":
+            self._announce_cuda_build()
+        verbosity = () if layer.name == "base" else ("-q",)
+        self.session.log(f"installing {layer.name} into {self.folder.relative_to(ROOT)}")
+        self.run(self.python, "-m", "pip", "install", *verbosity, *layer.arguments)
+        self.stamps.write_text(json.dumps({**done, layer.name: stamp}, indent=1))
+
+    def _layers(self) -> dict[str, Layer]:
+        table = read_versions()
+        hardware = ROOT / "hardware" / self.hardware
+        host = ROOT / "packages" / "trunnion-host"
+        pure = (ROOT / "packages" / "trunnion", ROOT / "models", hardware)
+        editable = tuple(word for folder in pure for word in ("-e", str(folder.relative_to(ROOT))))
+        sources = sorted(path for path in host.rglob("*") if path.suffix in CXX_SUFFIXES)
+        layers = (
+            Layer(name="base", arguments=pins({**table["build"], **table["hardware"].get(self.hardware, {})})),
+            Layer(
+                name="packages",
+                arguments=("--no-build-isolation", *editable),
+                inputs=tuple(folder / "pyproject.toml" for folder in pure),
+            ),
+            Layer(
+                name="host",
+                arguments=("--no-build-isolation", "-e", str(host.relative_to(ROOT))),
+                inputs=(host / "pyproject.toml", *sources),
+            ),
+            # Without dependencies: one of them would be compiled for long, and only the file is wanted.
+            Layer(name="checkpoints", arguments=("--no-deps", *pins(table["checkpoints"]))),
+            *(Layer(name=name, arguments=pins(table[name])) for name in ("lint", "tests", "wheels")),
+        )
+        return {layer.name: layer for layer in layers}
+
+    def _announce_cuda_build(self) -> None:
+        version = read_versions()["hardware"].get(self.hardware, {}).get("torch")
+        if self.hardware != "cpu" or sys.platform != "linux" or version is None:
+            return
+        report = self.folder / "torch.json"
+        question = ("--dry-run", "-q", "--no-deps", "--ignore-installed", "--report", str(report), f"torch=={version}")
+        self.run(self.python, "-m", "pip", "install", *question, silent=True, log=False)
+        found = json.loads(report.read_text())["install"][0]["metadata"]
+        if any(name.startswith(("nvidia-", "cuda-")) for name in found.get("requires_dist", ())):
+            self.session.warn(CUDA_NOTICE.format(version=found["version"]))

