@@ -24,6 +24,8 @@ class PlannedRequest:
     first_key: int
     """Offset of the first visible key within `blocks`."""
     num_keys: int
+    unwritten: torch.Tensor
+    """Visible keys of this step that have no slot (padded drafts): taken as zero, their cache rows hold anything."""
 
     @property
     def key_offset(self) -> int:
@@ -47,7 +49,7 @@ def attend(
     key = torch.arange(num_keys, device=q.device)
     hidden = key > own_key
     if spec.window is not None:
-        hidden |= key <= own_key - spec.window
+        hidden |= key < own_key - spec.window
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(spec.num_kv_heads, -1, 1, 1).expand(-1, -1, num_queries, 1)
@@ -80,47 +82,64 @@ class ReferenceAttentionGroup(AttentionGroup):
         """Find each request's rows and visible keys, and the rows that have a slot, from the host's copies."""
         counts, host, group = step.counts, step.host, self.tensors(step.host)
         assert counts.lens_are_exact, "the reference attention needs exact host lengths"
-        assert group.slot_mapping is not None and group.block_table is not None and group.kv_start is not None
+        assert group.block_table is not None and group.kv_start is not None
+        self.plan_writes(step)
         starts = host.query_start_loc[: counts.num_reqs + 1].tolist()
         seq_lens = host.seq_lens[: counts.num_reqs].tolist()
         kv_starts = group.kv_start[: counts.num_reqs].tolist()
         self.requests = [
-            self._plan_request(start, end - start, seq_len, kv_start, group.block_table[index])
+            self._plan_request(start, seq_len, kv_start, group.block_table[index], group.slot_mapping[start:end] < 0)
             for index, (start, end, seq_len, kv_start) in enumerate(
                 zip(starts[:-1], starts[1:], seq_lens, kv_starts, strict=True)
             )
             if end > start
         ]
-        slots = group.slot_mapping[: counts.num_tokens]
+
+    def plan_writes(self, step: StepInputs) -> None:
+        """Find the rows of the step that have a slot."""
+        mapping = self.tensors(step.host).slot_mapping
+        assert mapping is not None
+        slots = mapping[: step.counts.num_tokens]
         rows = torch.nonzero(slots >= 0).flatten()
         self.written_rows = rows.to(self.device)
         self.written_slots = slots[rows].long().to(self.device)
 
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the rows that have a slot -> both caches by token, [num_blocks * block_size, num_kv_heads, head_dim]."""
+        rows_of = []
+        for name, new in (("k_cache", k), ("v_cache", v)):
+            cache = self.caches[layer][name]
+            by_token = cache.view(-1, *cache.shape[2:])
+            by_token.index_copy_(0, self.written_slots, new.index_select(0, self.written_rows).to(cache.dtype))
+            rows_of.append(by_token)
+        return rows_of[0], rows_of[1]
+
     def _plan_request(
-        self, first_row: int, num_rows: int, seq_len: int, kv_start: int, block_row: torch.Tensor
+        self, first_row: int, seq_len: int, kv_start: int, block_row: torch.Tensor, without_slot: torch.Tensor
     ) -> PlannedRequest:
+        num_rows = without_slot.shape[0]
         block_size = self.caches[0]["k_cache"].shape[1]
         first_visible = kv_start
         if self.spec.window is not None:
             first_visible = max(kv_start, seq_len - num_rows - self.spec.window + 1)
         skipped_blocks = (first_visible - kv_start) // block_size
+        num_keys = seq_len - first_visible
         end_block = -(-(seq_len - kv_start) // block_size)
         return PlannedRequest(
             first_row=first_row,
             num_rows=num_rows,
             blocks=block_row[skipped_blocks:end_block].long().to(self.device),
             first_key=first_visible - kv_start - skipped_blocks * block_size,
-            num_keys=seq_len - first_visible,
+            num_keys=num_keys,
+            unwritten=(torch.nonzero(without_slot).flatten() + num_keys - num_rows).to(self.device),
         )
 
     def run(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `AttentionGroup.run`."""
+        self.write(layer, k, v)
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
-        for cache, new in ((k_cache, k), (v_cache, v)):
-            rows = new.index_select(0, self.written_rows).to(cache.dtype)
-            cache.view(-1, *cache.shape[2:]).index_copy_(0, self.written_slots, rows)
         out = q.new_zeros(q.shape)
         for request in self.requests:
             keys = self._visible(k_cache, request)
@@ -136,4 +155,5 @@ class ReferenceAttentionGroup(AttentionGroup):
     def _visible(cache: torch.Tensor, request: PlannedRequest) -> torch.Tensor:
         """[num_keys, Hk, D]"""
         tokens = cache.index_select(0, request.blocks).flatten(0, 1)
-        return tokens[request.first_key : request.first_key + request.num_keys]
+        visible = tokens[request.first_key : request.first_key + request.num_keys]
+        return visible.index_fill_(0, request.unwritten, 0)

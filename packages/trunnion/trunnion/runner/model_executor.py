@@ -53,13 +53,14 @@ class ModelExecutor:
         device: torch.device,
         parallel: ParallelGroup,
         model: torch.nn.Module,
+        vocab_size: int,
         weight_report: WeightReport,
     ) -> None:
         assert isinstance(model, CausalLM), f"{type(model).__name__} is not a CausalLM"
         self.config = config
         self.limits = config.limits
         self.weight_report = weight_report
-        self.vocab_size: int = model.config.vocab_size
+        self.vocab_size = vocab_size
         self._hardware = hardware
         self._parallel = parallel
         self._model = model
@@ -97,7 +98,7 @@ class ModelExecutor:
         with torch.device("meta"):
             model = model_class(model_config, ctx)
         report = _load(checkpoint, model, model_class, config, dtype, device)
-        return cls(config, hardware, device, parallel, model.eval(), report)
+        return cls(config, hardware, device, parallel, model.eval(), model_config.vocab_size, report)
 
     # Questions the host asks before it allocates.
 

@@ -1,0 +1,1 @@
+"""trunnion on CPUs: the embedded default, torch operators only."""

@@ -1,0 +1,29 @@
+"""The CPU package's entry: the reference, with attention planned for CPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec
+from trunnion.reference import ReferenceHardware
+from trunnion_cpu.attention import CpuAttentionGroup
+
+
+class CpuHardware(ReferenceHardware):
+    """Models on the host's own cores. Tensors of the host and of the device are the same."""
+
+    name = "cpu"
+    device_type = "cpu"
+
+    def initialize(self, device_index: int) -> torch.device:
+        if device_index != 0:
+            raise ValueError(f"device_index {device_index} does not exist on 'cpu'; choices: 0")
+        return torch.device("cpu")
+
+    def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
+        if isinstance(spec, AttentionSpec):
+            return CpuAttentionGroup, None
+        return super().group_class(spec)
+
+
+HARDWARE = CpuHardware
