@@ -29,8 +29,6 @@ class RotaryEmbedding(nn.Module):
         cache = cos_sin_table(rope, self.rotary_dim, ctx.max_model_len or max_position)
         self.register_buffer("cos_sin_cache", cache, persistent=False)
 
-    def forward(
-        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [T], q [T, H, D], k [T, Hk, D] -> rotated q, k."""
         return torch.ops.trunnion.rotary_embedding(q, k, positions, self.cos_sin_cache, self.interleaved)

@@ -1,4 +1,4 @@
-"""Defines operators with torch's dispatcher and lets one hardware package per dispatch key put its kernels over them."""
+"""Defines operators with torch's dispatcher; one hardware package per dispatch key may put its kernels over them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class OperatorRegistry:
             raise ValueError(f"unknown operator {op_name!r}; defined: {', '.join(self.names())}")
         owner = self._owners.setdefault(device_key, package)
         if owner != package:
-            raise ValueError(f"dispatch key {device_key} belongs to package {owner!r}; {package!r} cannot register on it")
+            raise ValueError(
+                f"dispatch key {device_key} belongs to package {owner!r}; {package!r} cannot register on it"
+            )
         kernels = self._packages.setdefault(device_key, {})
         if op_name in kernels:
             raise ValueError(f"package {package!r} has already registered {op_name!r} on {device_key}")

@@ -49,7 +49,7 @@ def attend(
     key = torch.arange(num_keys, device=q.device)
     hidden = key > own_key
     if spec.window is not None:
-        hidden |= key < own_key - spec.window
+        hidden |= key <= own_key - spec.window
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(spec.num_kv_heads, -1, 1, 1).expand(-1, -1, num_queries, 1)
@@ -82,7 +82,7 @@ class ReferenceAttentionGroup(AttentionGroup):
         """Find each request's rows and visible keys, and the rows that have a slot, from the host's copies."""
         counts, host, group = step.counts, step.host, self.tensors(step.host)
         assert counts.lens_are_exact, "the reference attention needs exact host lengths"
-        assert group.block_table is not None and group.kv_start is not None
+        assert group.slot_mapping is not None and group.block_table is not None and group.kv_start is not None
         self.plan_writes(step)
         starts = host.query_start_loc[: counts.num_reqs + 1].tolist()
         seq_lens = host.seq_lens[: counts.num_reqs].tolist()
@@ -105,7 +105,7 @@ class ReferenceAttentionGroup(AttentionGroup):
         self.written_slots = slots[rows].long().to(self.device)
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows that have a slot -> both caches by token, [num_blocks * block_size, num_kv_heads, head_dim]."""
+        """Write the rows that have a slot -> both caches by token, [num_blocks * block_size, Hk, D]."""
         rows_of = []
         for name, new in (("k_cache", k), ("v_cache", v)):
             cache = self.caches[layer][name]

@@ -28,7 +28,7 @@ LIVE_ACTIVATIONS = 12
 
 
 class ReferenceHardware(Hardware):
-    """Runs everything on the reference, on any device torch knows. A package inherits it and replaces piece by piece."""
+    """Runs everything on the reference, on any device. A package inherits it and replaces piece by piece."""
 
     name = "reference"
     device_type = "cpu"
