@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-Index = tuple[slice | int, ...]
-"""An index with one entry per dimension; trailing dimensions may be left out."""
+Index = tuple[slice | int | list[int], ...]
+"""An index with one entry per dimension; trailing dimensions may be left out. A list names rows one by one (channels of
+a convolution over q, k and v side by side, of which a rank has a piece of each)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,124 @@
+"""Mixture of experts as a model sees it: a router and a block of experts, cut over ranks by intermediate size."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import trunnion.ops  # noqa: F401  (registers the operators)
+from trunnion.config import BuildContext
+from trunnion.interfaces.methods import MoEShape
+from trunnion.interfaces.weights import Placement
+
+
+class Router(nn.Module):
+    """`gate(x) -> router_logits`: [T, hidden_size] -> [T, num_experts] float32, whole on every rank.
+
+    Scores are computed in float32 whatever the model's dtype: a rounded score may send a token elsewhere.
+    """
+
+    def __init__(self, hidden_size: int, num_experts: int, *, ctx: BuildContext, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=ctx.dtype), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.float(), self.weight.float())
+
+
+class FusedMoE(nn.Module):
+    """`experts(x, router_logits)`: x [T, hidden_size] through the best `top_k` of `num_experts`, summed over ranks.
+
+    Parameters are `w13` (parts `<e>.gate`, `<e>.up`) and `w2` (parts `<e>.down`), so a model names it `experts`.
+
+    Args:
+        intermediate_size: of one expert, all ranks together.
+        renormalize: the chosen experts' weights sum to 1 (HF's `norm_topk_prob`).
+        num_expert_group, topk_group: group-limited routing; choose within the `topk_group` best groups.
+        routed_scaling_factor: factor of the weights, after `renormalize`.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        renormalize: bool,
+        num_expert_group: int | None = None,
+        topk_group: int | None = None,
+        routed_scaling_factor: float = 1.0,
+        ctx: BuildContext,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        _check_routing(num_experts, top_k, num_expert_group, topk_group, prefix)
+        self.top_k = top_k
+        self.renormalize = renormalize
+        self.num_expert_group, self.topk_group = num_expert_group, topk_group
+        self.routed_scaling_factor = routed_scaling_factor
+        self.prefix = prefix
+        self.parallel = ctx.parallel
+        self.method = ctx.moe_method(prefix)
+        local = ctx.parallel.divide(intermediate_size, f"{prefix} intermediate_size")
+        w13, w2 = _expert_placements(num_experts, hidden_size, intermediate_size, local, ctx.parallel.rank * local)
+        shape = MoEShape(
+            num_experts=num_experts,
+            hidden_size=hidden_size,
+            intermediate_size=local,
+            dtype=ctx.dtype,
+            w13_placements=w13,
+            w2_placements=w2,
+        )
+        self.method.create(self, shape)
+
+    def finalize(self) -> None:
+        """Let the method lay the weights out; called once all parameters are loaded, again after a reload."""
+        self.method.finalize(self)
+
+    def forward(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size], router_logits [T, num_experts] -> [T, hidden_size], the same on every rank; T = 0 too."""
+        weights, ids = self.route(router_logits)
+        return self.parallel.collectives.all_reduce(self.method.apply(self, x, weights, ids))
+
+    def route(self, router_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, num_experts] -> weights [T, top_k] float32, ids [T, top_k] int64."""
+        if self.num_expert_group is None:
+            weights, ids = torch.ops.trunnion.topk_softmax(router_logits, self.top_k, self.renormalize)
+        else:
+            weights, ids = torch.ops.trunnion.grouped_topk(
+                router_logits, self.top_k, self.num_expert_group, self.topk_group, self.renormalize
+            )
+        return weights if self.routed_scaling_factor == 1.0 else weights * self.routed_scaling_factor, ids
+
+
+def _check_routing(
+    num_experts: int, top_k: int, num_expert_group: int | None, topk_group: int | None, prefix: str
+) -> None:
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"{prefix}: top_k {top_k} is outside 1 ... {num_experts} experts")
+    if (num_expert_group is None) != (topk_group is None):
+        raise ValueError(f"{prefix}: num_expert_group {num_expert_group} and topk_group {topk_group} belong together")
+    if num_expert_group is None or topk_group is None:
+        return
+    if num_experts % num_expert_group:
+        raise ValueError(f"{prefix}: {num_experts} experts cannot be divided into {num_expert_group} groups")
+    reachable = topk_group * (num_experts // num_expert_group)
+    if not 1 <= topk_group <= num_expert_group or top_k > reachable:
+        raise ValueError(f"{prefix}: top_k {top_k} needs more than {topk_group} of {num_expert_group} groups")
+
+
+def _expert_placements(
+    num_experts: int, hidden_size: int, intermediate_size: int, local: int, first: int
+) -> tuple[dict[str, Placement], dict[str, Placement]]:
+    """Per expert; this rank has intermediate features `first ... first + local - 1`."""
+    own = slice(first, first + local)
+    rows = (intermediate_size, hidden_size)
+    w13, w2 = {}, {}
+    for expert in range(num_experts):
+        w13[f"{expert}.gate"] = Placement(shape=rows, source=(own,), target=(expert, slice(0, local)))
+        w13[f"{expert}.up"] = Placement(shape=rows, source=(own,), target=(expert, slice(local, 2 * local)))
+        w2[f"{expert}.down"] = Placement(shape=rows[::-1], source=(slice(None), own), target=(expert,))
+    return w13, w2

@@ -1,0 +1,108 @@
+"""Mixture of experts: routing a token to its experts, and the experts themselves."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from trunnion.ops.registry import define
+
+Routing = tuple[torch.Tensor, torch.Tensor]
+
+
+def _best(scores: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
+    weights, ids = torch.topk(scores, top_k, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, ids
+
+
+def _fake_routing(router_logits: torch.Tensor, top_k: int) -> Routing:
+    shape, device = (router_logits.shape[0], top_k), router_logits.device
+    return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(shape, dtype=torch.int64, device=device)
+
+
+def _fake_topk_softmax(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
+    return _fake_routing(router_logits, top_k)
+
+
+@define("topk_softmax(Tensor router_logits, int top_k, bool renormalize) -> (Tensor, Tensor)", fake=_fake_topk_softmax)
+def topk_softmax(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
+    """Softmax over the experts, then the best `top_k`, whose weights sum to 1 if `renormalize`.
+
+    router_logits [T, E] -> weights [T, top_k] float32, ids [T, top_k] int64.
+    """
+    return _best(router_logits.softmax(-1, dtype=torch.float32), top_k, renormalize)
+
+
+def _fake_grouped_topk(
+    router_logits: torch.Tensor, top_k: int, num_expert_group: int, topk_group: int, renormalize: bool
+) -> Routing:
+    return _fake_routing(router_logits, top_k)
+
+
+@define(
+    "grouped_topk(Tensor router_logits, int top_k, int num_expert_group, int topk_group, bool renormalize)"
+    " -> (Tensor, Tensor)",
+    fake=_fake_grouped_topk,
+)
+def grouped_topk(
+    router_logits: torch.Tensor, top_k: int, num_expert_group: int, topk_group: int, renormalize: bool
+) -> Routing:
+    """Device-limited routing (DeepSeek-V2, arXiv:2405.04434, 2.2.2): only experts of the `topk_group` best groups.
+
+    A group's score is that of its best expert. Shapes as `topk_softmax`; E divides into `num_expert_group` groups.
+    """
+    scores = router_logits.softmax(-1, dtype=torch.float32)
+    grouped = scores.unflatten(-1, (num_expert_group, -1))  # [T, G, E / G]
+    best_groups = torch.topk(grouped.amax(-1), topk_group, dim=-1).indices
+    chosen = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best_groups, True)
+    return _best(grouped.masked_fill(~chosen.unsqueeze(-1), 0.0).flatten(-2), top_k, renormalize)
+
+
+def _expert(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    gate, up = F.linear(x, w13).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, w2)
+
+
+def _fake_fused_experts(
+    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@define(
+    "fused_experts(Tensor x, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids) -> Tensor",
+    fake=_fake_fused_experts,
+)
+def fused_experts(
+    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """Sum over a token's experts of `weight * down(silu(gate(x)) * up(x))`, added up in float32.
+
+    x [T, H], w13 [E, 2 * I, H] (gate rows, then up rows), w2 [E, H, I], topk_weights [T, k] float32, topk_ids [T, k]
+    int64 -> [T, H]. Fit for capture: every expert sees every token and keeps the rows it was chosen for, so no shape
+    depends on the routing. `experts_by_token` does only the work needed.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(w13.shape[0]):
+        chosen = topk_ids == expert  # [T, k]
+        weight = (topk_weights * chosen).sum(-1, keepdim=True)
+        # Not a product with 0: a row that overflows in an expert it was not sent to must not become NaN.
+        out += torch.where(chosen.any(-1, keepdim=True), _expert(x, w13[expert], w2[expert]).float() * weight, 0.0)
+    return out.to(x.dtype)
+
+
+def experts_by_token(
+    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """`fused_experts` for a device whose shapes may depend on data: each expert computes only its own tokens.
+
+    Experts without tokens cost nothing; a package may register it where it captures no graphs.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in topk_ids.unique().tolist():
+        rows, choice = torch.where(topk_ids == expert)
+        value = _expert(x[rows], w13[expert], w2[expert]).float() * topk_weights[rows, choice, None]
+        out.index_add_(0, rows, value)
+    return out.to(x.dtype)
