@@ -35,11 +35,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if path.suffix != ".gguf":
             raise ConfigError(f"{path}: expected a model folder or a .gguf file")
         # Imported here: the `gguf` library is only needed for its own files.
-        from trunnion.weights.gguf_source import GGUFSource, gguf_config
+        from trunnion.weights.gguf_source import GGUFSource
 
-        source = GGUFSource(path)
-        config, generation = gguf_config(source)
-        return Checkpoint(path=path, config=config, generation_config=generation, source=source)
+        gguf = GGUFSource(path)
+        return Checkpoint(path=path, config=gguf.hf_config(), generation_config=gguf.generation_config(), source=gguf)
     config = read_config(path)
     return Checkpoint(
         path=path, config=config, generation_config=read_generation_config(path), source=SafetensorsSource(path)
