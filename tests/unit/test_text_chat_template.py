@@ -35,8 +35,8 @@ TEMPLATES = {
     "generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{% set x = 1 %}{{ m.content }}"
     "{{ eos_token }}{% endgeneration %}{{ x is defined }}{% else %}{{ m.content }}{% endif %}{% endfor %}",
     "strftime": "{{ strftime_now('%Y-%m') }}",
-    "absent": "{{ tools is none }} {{ documents is none }} {{ nothing is defined }} {{ messages[2].tool_calls is defined }}"
-    " {{ pad_token is defined }} {{ unk_token }}",
+    "absent": "{{ tools is none }} {{ documents is none }} {{ nothing is defined }} "
+    "{{ messages[2].tool_calls is defined }} {{ pad_token is defined }} {{ unk_token }}",
     "dict": "{{ dict(a=1) }}{% for key, value in messages[0].items() %}{{ key }}={{ value }};{% endfor %}"
     "{{ messages[0].content.split(' ')[-1].upper() }}{{ messages[1:] | length }}{{ range(3) | join(',') }}",
     "macro": "{% macro turn(m) %}<{{ m.role }}>{{ caller() if caller else m.content }}{% endmacro %}"

@@ -14,8 +14,9 @@ SAMPLES = [
     "plain words, and some more",
     "  two leading spaces",
     " one",
-    "日本語のテキスト、中文字符，한국어",
-    "family \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 flag \U0001f1e9\U0001f1ea skin \U0001f44d\U0001f3fd",
+    "日本語のテキスト、中文字符, 한국어",
+    "family "
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 flag \U0001f1e9\U0001f1ea skin \U0001f44d\U0001f3fd",
     "combining e\u0301 n\u0303, zero\u200bwidth, \u202eRTL\u202c \u05e9\u05dc\u05d5\u05dd",
     "real \ufffd replacement",
     "tabs\tand\r\nlines\n\n\n",

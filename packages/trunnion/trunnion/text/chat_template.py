@@ -53,7 +53,7 @@ class ChatTemplate:
 class _GenerationTag(Extension):
     """`{% generation %} ... {% endgeneration %}` marks what training counts; here it prints its body."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - jinja declares an instance variable
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

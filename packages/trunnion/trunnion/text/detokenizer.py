@@ -13,7 +13,7 @@ from trunnion.errors import UnsupportedError
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte of GPT-2's byte-level alphabet: printable Latin-1 stands for itself, the rest from U+0100 on."""
+    """Character -> byte of GPT-2's byte-level alphabet: printable Latin-1 as it is, the rest from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,6 +1,6 @@
 """Read the key-value header of a GGUF file, and nothing else of it.
 
-The `gguf` library maps every string of a vocabulary to an array, which takes seconds; a tokenizer needs only the values.
+The `gguf` library makes an array of every string of a vocabulary, which takes seconds; a tokenizer needs the values.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -27,17 +27,20 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     if path.stat().st_size < 24:
         raise ConfigError(f"{path} is not a GGUF file: it has only {path.stat().st_size} bytes")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as blob:
-        reader = _Reader(blob)
+        reader = GGUFCursor(blob)
         try:
             return reader.read(path)
         except (struct.error, UnicodeDecodeError, EOFError) as error:
             raise ConfigError(f"{path} is truncated or damaged: {error} at byte {reader.at}") from error
 
 
-class _Reader:
+class GGUFCursor:
+    """A position in a mapped file; `weights.gguf_header` reads on where `read` stops."""
+
     def __init__(self, blob: mmap.mmap) -> None:
         self.blob = blob
         self.at = 0
+        self.num_tensors = 0
 
     def read(self, path: Path) -> dict[str, Any]:
         if self.blob[:4] != b"GGUF":
@@ -46,7 +49,7 @@ class _Reader:
         version = self.number("I")
         if version not in (2, 3):
             raise ConfigError(f"{path} is GGUF version {version}; versions 2 and 3 in little-endian order are read")
-        self.number("Q")
+        self.num_tensors = self.number("Q")
         return {self.string(): self.value(self.number("I")) for _ in range(self.number("Q"))}
 
     def number(self, form: str) -> Any:

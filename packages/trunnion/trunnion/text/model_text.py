@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trunnion.errors import ConfigError
+from trunnion.hf_config import eos_token_ids, read_config, read_generation_config, text_config
 from trunnion.text.gguf_metadata import read_gguf_metadata
 from trunnion.text.sample_model import SAMPLE_MODELS, find_sample_model
-from trunnion.text.tokenizer import TextTokenizer, gguf_tokenizer, load_folder_tokenizer, read_json
+from trunnion.text.tokenizer import TextTokenizer, gguf_tokenizer, load_folder_tokenizer
 
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NOT_APPLIED = {
@@ -107,21 +108,15 @@ def _pickle_refusal(path: Path, names: list[str]) -> str:
 
 def _from_folder(path: Path) -> ModelText:
     tokenizer = load_folder_tokenizer(path)
-    config = read_json(path / "config.json") or {}
-    text_config = config.get("text_config") or {}
-    generation = read_json(path / "generation_config.json") or {}
-    ends: list[int] = []
-    for source in (generation, config, text_config):
-        ends = ends or _ids(source.get("eos_token_id"), path)
+    config = read_config(path)
+    generation = read_generation_config(path)
     own = tokenizer.token_id("eos_token")
-    if not ends and own is not None:
-        ends = [own]
     return ModelText(
         path=path,
         tokenizer=tokenizer,
         sampling=_sampling(generation),
-        end_ids=tuple(ends),
-        max_position=config.get("max_position_embeddings") or text_config.get("max_position_embeddings"),
+        end_ids=eos_token_ids(config, generation) or (() if own is None else (own,)),
+        max_position=text_config(config).get("max_position_embeddings"),
     )
 
 
@@ -136,16 +131,6 @@ def _from_gguf(path: Path) -> ModelText:
         end_ids=tuple(dict.fromkeys(id for id in ends if id is not None)),
         max_position=metadata.get(f"{metadata.get('general.architecture')}.context_length"),
     )
-
-
-def _ids(value: object, path: Path) -> list[int]:
-    """An eos_token_id: a number, a list of them, or nothing."""
-    if value is None:
-        return []
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(id, int) and not isinstance(id, bool) for id in ids):
-        raise ConfigError(f"eos_token_id of {path} must be an integer or a list of them, got {value!r}")
-    return ids
 
 
 def _sampling(generation: Mapping[str, Any]) -> SamplingDefaults:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from trunnion.errors import ConfigError
+from trunnion.hf_config import read_json_object
 from trunnion.text.chat_template import ChatTemplate, Message
 from trunnion.text.detokenizer import Detokenizer, PieceBytes
 from trunnion.text.gguf_tokenizer import build_gguf_tokenizer
@@ -81,11 +81,11 @@ def load_folder_tokenizer(folder: Path) -> TextTokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    config = read_json(folder / "tokenizer_config.json") or {}
+    config = _read_if_there(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= {
             key: value
-            for key, value in (read_json(folder / "special_tokens_map.json") or {}).items()
+            for key, value in _read_if_there(folder / "special_tokens_map.json").items()
             if key in SPECIAL_TOKEN_NAMES
         }
     special = {name: text for name in SPECIAL_TOKEN_NAMES if (text := _token_text(config.get(name))) is not None}
@@ -115,21 +115,8 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> TextTokenizer:
     )
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None where there is no file.
-
-    Raises:
-        ConfigError: the file is not JSON, or holds no object.
-    """
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _token_text(value: object) -> str | None:
