@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from trunnion.contract import BatchTensors, GroupTensors
+from trunnion.contract import GroupTensors
 from trunnion.interfaces.attention import AttentionSpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
 
@@ -68,13 +68,19 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
     def plan(self, step: StepInputs) -> None:
         host, counts = step.host, step.counts
         meta = self.tensors(host)
+        assert meta.slot_mapping is not None and meta.block_table is not None and meta.kv_start is not None
         self.plan_writes(step)
         starts = host.query_start_loc.tolist()
         ends = host.seq_lens.tolist()
         drops = meta.kv_start.tolist()
-        self._decodes = self._plan_decodes(host, meta, counts.num_decodes, counts.decode_query_len, starts, ends, drops)
+        written = self._written_ends(meta, starts, ends)
+        self._decodes = self._plan_decodes(
+            meta, counts.num_decodes, counts.decode_query_len, starts, ends, written, drops
+        )
         self._prefills = [
-            self._plan_prefill(meta, request, starts[request], starts[request + 1], ends[request], drops[request])
+            self._plan_prefill(
+                meta, request, starts[request], starts[request + 1], ends[request], written[request], drops[request]
+            )
             for request in range(counts.num_decodes, counts.num_reqs)
             if starts[request + 1] > starts[request]
         ]
@@ -87,12 +93,12 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
 
     def _plan_decodes(
         self,
-        host: BatchTensors,
         meta: GroupTensors,
         count: int,
         query_len: int,
         starts: list[int],
         ends: list[int],
+        written: list[int],
         drops: list[int],
     ) -> list[_Decodes]:
         firsts = [self._first_key(ends[b] - query_len, drops[b]) for b in range(count)]
@@ -102,11 +108,12 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
             longest = max(lengths[b] for b in batch)
             first = torch.tensor([firsts[b] for b in batch]).unsqueeze(1)
             last = torch.tensor([ends[b] - 1 for b in batch]).unsqueeze(1)
+            last_written = torch.tensor([written[b] - 1 for b in batch]).unsqueeze(1)
             dropped = torch.tensor([drops[b] for b in batch]).unsqueeze(1)
-            # Columns past a request's end repeat its last row: what is masked must still be finite.
+            # Columns past a request's last written row repeat it: what is masked must still be finite.
             keys = first + torch.arange(longest)
             table = meta.block_table[torch.tensor(batch)]
-            slots = self._slots_of(table, torch.minimum(keys, last) - dropped)
+            slots = self._slots_of(table, torch.minimum(keys, last_written).maximum(first) - dropped)
             mask = None
             if query_len > 1 or any(lengths[b] != longest for b in batch):
                 queries = last - query_len + 1 + torch.arange(query_len)
@@ -123,12 +130,23 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         return planned
 
     @staticmethod
+    def _written_ends(meta: GroupTensors, starts: list[int], ends: list[int]) -> list[int]:
+        """Per request the position after its last row with a slot; placeholders are the last rows of a request."""
+        slots = meta.slot_mapping[: starts[-1]]
+        missing = torch.zeros(starts[-1] + 1, dtype=torch.int64)
+        torch.cumsum(slots < 0, 0, out=missing[1:])
+        before = missing.tolist()
+        return [end - (before[starts[b + 1]] - before[starts[b]]) for b, end in enumerate(ends)]
+
+    @staticmethod
     def _decode_rows(batch: list[int], starts: list[int], query_len: int, count: int) -> torch.Tensor | slice:
         if len(batch) == count and batch == list(range(count)):
             return slice(0, count * query_len)
         return torch.tensor([starts[b] + offset for b in batch for offset in range(query_len)])
 
-    def _plan_prefill(self, meta: GroupTensors, request: int, start: int, stop: int, end: int, dropped: int) -> _Prefill:
+    def _plan_prefill(
+        self, meta: GroupTensors, request: int, start: int, stop: int, end: int, written: int, dropped: int
+    ) -> _Prefill:
         rows = slice(start, stop)
         first_query = end - (stop - start)
         window = self.spec.window
@@ -138,7 +156,8 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         if first_query == 0:
             return _Prefill(rows=rows, slots=None, mask=_visible(self.spec, queries, torch.arange(end).unsqueeze(0)))
         keys = torch.arange(self._first_key(first_query, dropped), end)
-        slots = self._slots_of(meta.block_table[request : request + 1], (keys - dropped).unsqueeze(0)).flatten()
+        stored = keys.clamp(max=written - 1)
+        slots = self._slots_of(meta.block_table[request : request + 1], (stored - dropped).unsqueeze(0)).flatten()
         return _Prefill(rows=rows, slots=slots, mask=_visible(self.spec, queries, keys.unsqueeze(0)))
 
     def _slots_of(self, table: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

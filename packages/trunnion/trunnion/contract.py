@@ -152,7 +152,12 @@ class GroupTensors:
     """
 
     slot_mapping: torch.Tensor | None = None
-    """[T]: `block * block_size + offset` where the token's K/V goes; -1 = do not write."""
+    """[T]: `block * block_size + offset` where the token's K/V goes; -1 = do not write.
+
+    Rows with -1 are placeholders (a draft that came out short) and the last rows of their request. What they return is
+    undefined, and neither they nor what lies in the cache at their positions may reach another row, NaN included. A
+    full prefix hit is not such a case: its last block is computed again into a block of its own.
+    """
     block_table: torch.Tensor | None = None
     """[B, max_blocks_per_seq]: column j holds tokens `kv_start + j * block_size` onwards; 0 past the end."""
     kv_start: torch.Tensor | None = None

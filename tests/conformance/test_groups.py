@@ -1,0 +1,147 @@
+"""Every group of the package under test against the reference group: outputs, what it writes, what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trunnion.contract import CacheKind
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec, RecurrentSpec
+from trunnion.interfaces.hardware import Hardware
+from trunnion.reference import ReferenceHardware
+
+from .batches import SHAPES, GroupRig, Shape, build_step, live_rows, to_device
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def _attention(heads: int, kv_heads: int, dtype: torch.dtype = torch.float32, **options: object) -> AttentionSpec:
+    return AttentionSpec(num_qo_heads=heads, num_kv_heads=kv_heads, head_dim=16, scale=0.3, dtype=dtype, **options)  # type: ignore[arg-type]
+
+
+SPECS: dict[str, GroupSpec] = {
+    "mha": _attention(4, 4),
+    "gqa": _attention(6, 2),
+    "mqa": _attention(3, 1),
+    "gqa-bf16": _attention(4, 2, torch.bfloat16),
+    "window-1": _attention(4, 2, window=1),
+    "window-3": _attention(4, 2, window=3),
+    "window-10": _attention(4, 2, window=10),
+    "window-longer": _attention(4, 2, window=500),
+    "soft-cap": _attention(4, 2, soft_cap=2.0),
+    "sinks": _attention(4, 2, has_sinks=True),
+    "sinks-window": _attention(4, 2, has_sinks=True, window=5),
+    "soft-cap-window-bf16": _attention(4, 1, torch.bfloat16, soft_cap=2.0, window=6),
+    "mla": MLASpec(num_qo_heads=3, kv_lora_rank=16, rope_head_dim=8, scale=0.2, dtype=torch.float32),
+    "mla-bf16": MLASpec(num_qo_heads=2, kv_lora_rank=32, rope_head_dim=8, scale=0.2, dtype=torch.bfloat16),
+    "recurrent": RecurrentSpec(
+        num_k_heads=2, num_v_heads=4, head_k_dim=8, head_v_dim=6, conv_kernel_size=4, dtype=torch.float32
+    ),
+    "recurrent-bf16": RecurrentSpec(
+        num_k_heads=1, num_v_heads=2, head_k_dim=8, head_v_dim=8, conv_kernel_size=2, dtype=torch.bfloat16
+    ),
+}
+
+
+def _inputs(spec: GroupSpec, rows: int, padding: int, generator: torch.Generator) -> list[torch.Tensor | None]:
+    """Arguments of `run` after the layer. Rows past the step's tokens are NaN: they must reach nothing."""
+
+    def noise(*shape: int, dtype: torch.dtype = spec.dtype) -> torch.Tensor:
+        values = torch.randn(rows + padding, *shape, generator=generator)
+        values[rows:] = torch.nan
+        return values.to(dtype)
+
+    if isinstance(spec, AttentionSpec):
+        kv = (spec.num_kv_heads, spec.head_dim)
+        sinks = torch.randn(spec.num_qo_heads, generator=generator) if spec.has_sinks else None
+        return [noise(spec.num_qo_heads, spec.head_dim), noise(*kv), noise(*kv), sinks]
+    if isinstance(spec, MLASpec):
+        heads = spec.num_qo_heads
+        return [
+            noise(heads, spec.kv_lora_rank),
+            noise(heads, spec.rope_head_dim),
+            noise(spec.kv_lora_rank),
+            noise(spec.rope_head_dim),
+        ]
+    return [
+        noise(spec.conv_dim),
+        -noise(spec.num_v_heads, dtype=torch.float32).abs(),
+        noise(spec.num_v_heads).sigmoid(),
+        torch.randn(spec.conv_dim, spec.conv_kernel_size, generator=generator).to(spec.dtype),
+        None,
+    ]
+
+
+def _rigs(hardware: Hardware, spec: GroupSpec) -> tuple[GroupRig, GroupRig]:
+    device = hardware.initialize(0)
+    tested, _ = hardware.group_class(spec)
+    truth, _ = ReferenceHardware().group_class(spec)
+    return GroupRig(tested, spec, device), GroupRig(truth, spec, torch.device("cpu"))
+
+
+def _fill_live(rig: GroupRig, rows: torch.Tensor, generator: torch.Generator) -> None:
+    """Real values in the rows that hold context; everything else stays NaN."""
+    for layer in rig.caches:
+        for tensor in layer.values():
+            flat = tensor if rig.spec.kind is CacheKind.RECURRENT else tensor.view(-1, *tensor.shape[2:])
+            flat[rows] = torch.randn(len(rows), *flat.shape[1:], generator=generator).to(tensor.dtype)
+
+
+def _runs(spec: GroupSpec, shape: Shape) -> bool:
+    """How a recurrent group takes rejected drafts back belongs to speculation; all else runs everywhere."""
+    return spec.kind is not CacheKind.RECURRENT or not any(request.unwritten for request in shape.requests)
+
+
+CASES = [
+    pytest.param(spec, shape, id=f"{name}-{shape.name}")
+    for name, spec in SPECS.items()
+    for shape in SHAPES
+    if _runs(spec, shape)
+]
+
+
+@pytest.mark.parametrize(("spec", "shape"), CASES)
+def test_group_equals_reference(hardware: Hardware, spec: GroupSpec, shape: Shape) -> None:
+    """Same outputs for the step's rows and the same caches, with NaN in every row that must not be read."""
+    tested, truth = _rigs(hardware, spec)
+    generator = torch.Generator().manual_seed(7)
+    step = build_step(spec, shape, truth.block_size, truth.num_blocks, seed=len(shape.name))
+    _fill_live(truth, live_rows(spec, shape, step, truth.block_size), generator)
+    tested.fill_like(truth)
+    truth.group.plan(step)
+    tested.group.plan(to_device(step, tested.device))
+    tolerance = TOLERANCE[spec.dtype]
+    for layer in (0, 1):
+        inputs = _inputs(spec, shape.num_tokens, shape.padding, generator)
+        expected = _run(truth.group, layer, inputs)[shape.real_rows].float()
+        moved = [None if value is None else value.to(tested.device) for value in inputs]
+        actual = _run(tested.group, layer, moved)[shape.real_rows.to(tested.device)].float().cpu()
+        assert torch.isfinite(expected).all()
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    for own, theirs in zip(tested.caches, truth.caches, strict=True):
+        for name in theirs:
+            torch.testing.assert_close(
+                own[name].float().cpu(), theirs[name].float(), rtol=tolerance, atol=tolerance, equal_nan=True
+            )
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_plan_serves_every_layer(hardware: Hardware, spec: GroupSpec) -> None:
+    """One plan per step: running a layer does not use the plan up, and layers do not share a cache."""
+    tested, _ = _rigs(hardware, spec)
+    shape = SHAPES[0]
+    step = build_step(spec, shape, tested.block_size, tested.num_blocks, seed=3)
+    tested.group.plan(to_device(step, tested.device))
+    inputs = [
+        None if value is None else value.to(tested.device)
+        for value in _inputs(spec, shape.num_tokens, 0, torch.Generator().manual_seed(1))
+    ]
+    first, second = _run(tested.group, 0, inputs), _run(tested.group, 1, inputs)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    with_other_inputs = _run(tested.group, 1, [None if value is None else value * 0.5 for value in inputs])
+    assert not torch.equal(first, with_other_inputs)
+
+
+def _run(group: Group, layer: int, inputs: list[torch.Tensor | None]) -> torch.Tensor:
+    with torch.inference_mode():
+        return group.run(layer, *inputs)  # type: ignore[attr-defined, no-any-return]
