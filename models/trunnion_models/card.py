@@ -1,0 +1,47 @@
+"""A card: one tiny configuration of a family that the matrix compares with the reference implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FP32_TOLERANCE = 1e-4
+"""Largest `max|difference| / max|reference logits|` in float32; a card may only tighten it."""
+BF16_RATIO = 1.5
+"""Largest error in bfloat16, in units of the reference implementation's own bfloat16 error; may only be tightened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One row of the matrix.
+
+    Raises:
+        ValueError: a tolerance is looser than the matrix's.
+    """
+
+    name: str
+    """`<family>-<what is odd>`; unique, the stem of test ids."""
+    architecture: str
+    """The class name in `architectures`."""
+    config: Mapping[str, Any]
+    """Keyword arguments of the reference implementation's configuration, `model_type` included."""
+    quick: bool = False
+    """In the short list that runs with every change; one per family."""
+    notes: str = ""
+    """What the card is there to catch."""
+    max_model_len: int = 64
+    block_size: int = 4
+    seq_lens: tuple[int, ...] = (23, 9, 14)
+    """Lengths of the sequences compared; longer and shorter than the windows."""
+    bf16: bool = True
+    fp32_tolerance: float = FP32_TOLERANCE
+    bf16_ratio: float = BF16_RATIO
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fp32_tolerance <= FP32_TOLERANCE:
+            raise ValueError(f"card {self.name}: fp32_tolerance {self.fp32_tolerance} is above {FP32_TOLERANCE}")
+        if not 0 < self.bf16_ratio <= BF16_RATIO:
+            raise ValueError(f"card {self.name}: bf16_ratio {self.bf16_ratio} is above {BF16_RATIO}")
+        if max(self.seq_lens) > self.max_model_len:
+            raise ValueError(f"card {self.name}: a sequence is longer than max_model_len {self.max_model_len}")

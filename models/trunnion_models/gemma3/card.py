@@ -1,0 +1,41 @@
+"""Tiny Gemma 3 text configurations for the matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trunnion_models.card import Card
+
+_BASE: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "max_position_embeddings": 64,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+    },
+}
+
+
+def _gemma3(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Card:
+    return Card(
+        name=f"gemma3-{name}", architecture="Gemma3ForCausalLM", config=_BASE | changes, quick=quick, notes=notes
+    )
+
+
+CARDS: tuple[Card, ...] = (
+    _gemma3("quick", "windows between full layers, a rope for each, scaled tied embeddings", quick=True),
+    _gemma3("untied", "own head, soft-capped logits", tie_word_embeddings=False, final_logit_softcapping=3.0),
+    _gemma3("window-40", "a window longer than every sequence", sliding_window=40),
+    _gemma3("window-1", "a query that sees itself only", sliding_window=1),
+    _gemma3("mqa", "one KV head, biases", num_key_value_heads=1, attention_bias=True),
+)

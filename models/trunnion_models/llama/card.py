@@ -1,0 +1,105 @@
+"""Tiny Llama and Mistral configurations for the matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trunnion_models.card import Card
+
+_BASE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+def _llama(name: str, notes: str, *, quick: bool = False, max_model_len: int = 64, **changes: Any) -> Card:
+    return Card(
+        name=f"llama-{name}",
+        architecture="LlamaForCausalLM",
+        config=_BASE | changes,
+        quick=quick,
+        notes=notes,
+        max_model_len=max_model_len,
+    )
+
+
+def _rope(name: str, notes: str, *, max_model_len: int = 64, max_position: int = 64, **rope: Any) -> Card:
+    rope = {"rope_theta": 10000.0, **rope}
+    return _llama(name, notes, max_model_len=max_model_len, rope_parameters=rope, max_position_embeddings=max_position)
+
+
+def _mistral(name: str, notes: str, **changes: Any) -> Card:
+    config = _BASE | {"model_type": "mistral", "head_dim": 24} | changes
+    return Card(name=f"mistral-{name}", architecture="MistralForCausalLM", config=config, notes=notes)
+
+
+CARDS: tuple[Card, ...] = (
+    _llama(
+        "quick",
+        "head_dim other than hidden / heads, all biases, tied",
+        quick=True,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    _llama("mha", "as many KV heads as query heads", num_key_value_heads=4),
+    _llama(
+        "mqa",
+        "one KV head; heads and width of SmolLM2's ratio 3",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=20,
+    ),
+    _rope("linear", "position interpolation", rope_type="linear", factor=3.0),
+    _rope("dynamic", "NTK base chosen by the longest request", rope_type="dynamic", factor=2.0),
+    _rope(
+        "llama3",
+        "fast, blended and slow features all present",
+        rope_type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    ),
+    _rope("yarn", "amplitude from the factor", rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
+    _rope(
+        "yarn-mscale",
+        "mscale and mscale_all_dim cancel",
+        rope_type="yarn",
+        factor=16.0,
+        original_max_position_embeddings=16,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+    ),
+    _rope(
+        "longrope-long",
+        "requests longer than the original length: long factors",
+        rope_type="longrope",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        short_factor=[1.0 + 0.1 * index for index in range(8)],
+        long_factor=[1.5 + 0.4 * index for index in range(8)],
+    ),
+    _rope(
+        "longrope-short",
+        "no request longer than the original length: short factors",
+        max_model_len=32,
+        rope_type="longrope",
+        factor=2.0,
+        original_max_position_embeddings=32,
+        short_factor=[1.0 + 0.1 * index for index in range(8)],
+        long_factor=[1.5 + 0.4 * index for index in range(8)],
+    ),
+    _mistral("window-5", "a window shorter than every sequence and no multiple of a block", sliding_window=5),
+    _mistral("window-40", "a window longer than every sequence", sliding_window=40),
+    _mistral("no-window", "the window is null", sliding_window=None),
+)

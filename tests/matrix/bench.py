@@ -1,0 +1,104 @@
+"""One card on one hardware package in one dtype: the executor, its host double, and the two measures of error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trunnion import registry
+from trunnion.config import DTYPES, ExecutorConfig
+from trunnion.contract import Limits
+from trunnion.runner.model_executor import ModelExecutor
+from trunnion_models.card import Card
+
+from .hf_reference import Reference, build_reference
+from .host_double import HostDouble
+
+SEQUENCES_AT_ONCE = 4
+"""As many requests as any mode keeps alive at full length."""
+
+
+@dataclass
+class Bench:
+    """What a mode works with; `rows` collects every logits row that the mode produced."""
+
+    card: Card
+    reference: Reference
+    host: HostDouble
+    executor: ModelExecutor
+
+    def sequence(self, index: int) -> list[int]:
+        """The tokens of the card's sequence `index`."""
+        return self.reference.sequences[index][: self.card.seq_lens[index]]
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def open_bench(card: Card, hardware: str, dtype: str, folder: Path) -> Bench:
+    """Build the checkpoint and the reference in `folder`, and load the checkpoint through an executor."""
+    reference = build_reference(card, DTYPES[dtype], folder)
+    total = sum(card.seq_lens)
+    limits = Limits(
+        max_num_tokens=total,
+        max_num_seqs=SEQUENCES_AT_ONCE,
+        max_model_len=card.max_model_len,
+        max_logits_rows=total,
+        block_size=card.block_size,
+    )
+    executor = ModelExecutor.create(ExecutorConfig(model=folder, hardware=hardware, limits=limits, dtype=dtype))
+    device = torch.device(registry.hardware(hardware).device_type)
+    num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
+    return Bench(card, reference, HostDouble(executor, num_blocks, device), executor)
+
+
+class Comparison:
+    """Collects rows of logits beside the reference's, and judges them together."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.errors: list[torch.Tensor] = []
+        self.own_errors: list[torch.Tensor] = []
+        self.places: list[tuple[int, int]] = []
+
+    def add(self, sequence: int, first: int, rows: torch.Tensor) -> None:
+        """`rows` [n, vocab_size] are the logits of positions `first ...` of `sequence`."""
+        for offset, row in enumerate(rows):
+            self.add_row(sequence, first + offset, row)
+
+    def add_row(self, sequence: int, position: int, row: torch.Tensor) -> None:
+        """`row` [vocab_size] are the logits of one position of `sequence`."""
+        reference = self.bench.reference
+        expected = reference.logits[sequence, position]
+        assert row.shape == expected.shape, f"a row of {tuple(row.shape)}, expected {tuple(expected.shape)}"
+        self.errors.append(row - expected)
+        self.places.append((sequence, position))
+        if reference.own_error is not None:
+            self.own_errors.append(reference.own_error[sequence, position])
+
+    def check(self) -> None:
+        """Hold the rows against the card's tolerance: the largest error in float32, the RMS of a row in bfloat16."""
+        card, reference = self.bench.card, self.bench.reference
+        errors = torch.stack(self.errors)
+        assert errors.isfinite().all(), (
+            f"{card.name}: NaN or infinity at {self._worst(errors.isfinite().logical_not())}"
+        )
+        if reference.own_error is None:
+            relative = float(errors.abs().max() / reference.logits.abs().max())
+            assert relative <= card.fp32_tolerance, (
+                f"{card.name}: error {relative:.2e} of the largest logit at {self._worst(errors.abs())}, "
+                f"allowed {card.fp32_tolerance:.0e}"
+            )
+            return
+        rms, own = errors.square().mean().sqrt(), torch.stack(self.own_errors).square().mean().sqrt()
+        ratio = float(rms / own)
+        assert ratio <= card.bf16_ratio, (
+            f"{card.name}: error {float(rms):.3e} is {ratio:.2f} times the reference implementation's own, "
+            f"worst at {self._worst(errors.abs())}, allowed {card.bf16_ratio}"
+        )
+
+    def _worst(self, badness: torch.Tensor) -> str:
+        sequence, position = self.places[int(badness.float().amax(-1).argmax())]
+        return f"sequence {sequence} position {position}"

@@ -1,0 +1,126 @@
+"""The parameters of the matrix: every card of every family, on one hardware package, in every mode."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from trunnion import registry
+from trunnion_models.card import Card
+
+from .bench import Bench, open_bench
+from .modes import MODES
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16"}
+"""Dtypes of the matrix, and how test ids call them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix."""
+
+    card: Card
+    hardware: str
+    dtype: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.card.name}-{self.hardware}-{SHORT[self.dtype]}-{self.mode}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """How a package's `UNSUPPORTED` may name this case, alone or with others."""
+        card, dtype = self.card.name, f"{self.card.name}-{SHORT[self.dtype]}"
+        return card, dtype, f"{dtype}-{self.mode}"
+
+
+def cards() -> list[Card]:
+    """The cards of every model family, quick ones first."""
+    found = [
+        card for family in registry.model_families() for card in importlib.import_module(f"{family.package}.card").CARDS
+    ]
+    return sorted(found, key=lambda card: not card.quick)
+
+
+def cases(hardware: str) -> list[Case]:
+    """All cells, those of one card and dtype side by side."""
+    return [
+        Case(card, hardware, dtype, mode)
+        for card in cards()
+        for dtype in (SHORT if card.bf16 else ("float32",))
+        for mode in MODES
+    ]
+
+
+def chosen_hardware(config: pytest.Config) -> str:
+    """The name of the package that `--hardware` picks; a package given by its folder is loaded."""
+    choice = str(config.getoption("--hardware"))
+    return registry.load_hardware_from(Path(choice)).name if Path(choice).is_dir() else choice
+
+
+def unsupported(hardware: str) -> Mapping[str, str]:
+    """What the package says it cannot run, with reasons; pytest.UsageError for a case that does not exist."""
+    package = type(registry.hardware(hardware)).__module__.rpartition(".")[0]
+    listed: Mapping[str, str] = importlib.import_module(f"{package}.unsupported").UNSUPPORTED
+    unknown = set(listed) - {key for case in cases(hardware) for key in case.keys}
+    if unknown:
+        raise pytest.UsageError(f"{package}.unsupported names cases that do not exist: {', '.join(sorted(unknown))}")
+    return listed
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        hardware = chosen_hardware(metafunc.config)
+        listed = unsupported(hardware)
+        metafunc.parametrize(
+            "case", [_parameter(case.card, case, case.name, listed, case.keys) for case in cases(hardware)]
+        )
+    if "card" in metafunc.fixturenames:
+        metafunc.parametrize("card", [_parameter(card, card, card.name) for card in cards()])
+
+
+def _parameter(
+    card: Card, value: object, name: str, listed: Mapping[str, str] = MappingProxyType({}), keys: tuple[str, ...] = ()
+) -> ParameterSet:
+    marks = [] if card.quick else [pytest.mark.nightly]
+    # Strict: a case that is listed and passes fails the run.
+    marks += [pytest.mark.xfail(reason=listed[key], strict=True) for key in keys if key in listed]
+    return pytest.param(value, id=name, marks=marks)
+
+
+class Benches:
+    """The bench of the last case: cases of one card and dtype follow each other and share it."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._key: tuple[str, str, str] | None = None
+        self._bench: Bench | None = None
+
+    def open(self, card: Card, hardware: str, dtype: str) -> Bench:
+        """The bench of a card, its caches empty."""
+        if self._key != (card.name, hardware, dtype):
+            self.close()
+            self._bench = open_bench(card, hardware, dtype, self._folders.mktemp(card.name))
+            self._key = (card.name, hardware, dtype)
+        assert self._bench is not None, "opened above"
+        return self._bench
+
+    def close(self) -> None:
+        """Close the last bench."""
+        if self._bench is not None:
+            self._bench.close()
+        self._bench = self._key = None
+
+
+@pytest.fixture(scope="session")
+def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
+    found = Benches(tmp_path_factory)
+    yield found
+    found.close()

@@ -1,0 +1,259 @@
+"""A small host in Python: paged blocks of several groups, windows, states; it fills the lent buffers as a host would.
+
+It plans nothing clever. What it adds is malice: block ids are shuffled, every cache starts as NaN (block 0 included),
+freed blocks become NaN again, and what a step does not use of the lent buffers holds junk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from trunnion.contract import COUNT_FIELDS, BatchCounts, CacheGroupSpec, CacheKind, GroupTensors
+from trunnion.runner.model_executor import ModelExecutor
+
+JUNK = -987_654_321
+"""What unused elements of the lent buffers hold."""
+
+
+class Pool:
+    """The caches and the free blocks (or states) of one cache group."""
+
+    def __init__(self, spec: CacheGroupSpec, num_blocks: int, device: torch.device, rng: random.Random) -> None:
+        self.spec = spec
+        self.rng = rng
+        self.caches = [
+            {t.name: torch.full((num_blocks, *t.shape), torch.nan, dtype=t.dtype, device=device) for t in spec.tensors}
+            for _ in spec.layers
+        ]
+        self.num_blocks = num_blocks
+        self.users: dict[int, int] = {}
+        self.reset()
+
+    @property
+    def is_recurrent(self) -> bool:
+        return self.spec.kind is CacheKind.RECURRENT
+
+    def reset(self) -> None:
+        """Free everything, NaN everywhere, a new order of block ids."""
+        self.users.clear()
+        self.free = list(range(1, self.num_blocks))
+        self.rng.shuffle(self.free)
+        for layer in self.caches:
+            for tensor in layer.values():
+                tensor.fill_(torch.nan)
+
+    def take(self) -> int:
+        """One block for one user."""
+        block = self.free.pop(self.rng.randrange(len(self.free)))
+        self.users[block] = 1
+        return block
+
+    def share(self, block: int) -> int:
+        """One more user of a block."""
+        self.users[block] += 1
+        return block
+
+    def drop(self, block: int) -> None:
+        """One user less; a block without users is poisoned and free."""
+        self.users[block] -= 1
+        if self.users[block]:
+            return
+        del self.users[block]
+        for layer in self.caches:
+            for tensor in layer.values():
+                tensor[block].fill_(torch.nan)
+        self.free.append(block)
+
+
+@dataclass
+class Request:
+    """A sequence of known tokens and what of it is cached."""
+
+    tokens: Sequence[int]
+    computed: int = 0
+    """Tokens whose K/V lie in the cache."""
+    blocks: list[list[int]] = field(default_factory=list)
+    """Per group: blocks from `kv_start` on; one state for a recurrent group."""
+    kv_start: list[int] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """`count` tokens of `request` in this step, and which of them (from the chunk's start) logits are wanted of."""
+
+    request: Request
+    count: int
+    rows: tuple[int, ...] | None = None
+    """None means all."""
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        return tuple(range(self.count)) if self.rows is None else self.rows
+
+
+class HostDouble:
+    """Binds poisoned caches to an executor and drives it, one `execute_set` per step."""
+
+    def __init__(self, executor: ModelExecutor, num_blocks: int, device: torch.device, seed: int = 0) -> None:
+        self.executor = executor
+        self.rng = random.Random(seed)
+        self.pools = [Pool(group, num_blocks, device, self.rng) for group in executor.kv_cache_spec().groups]
+        executor.bind_kv_cache([pool.caches for pool in self.pools])
+        executor.warm_up()
+        self.steps = 0
+
+    def reset(self, seed: int) -> None:
+        """Forget every request."""
+        self.rng.seed(seed)
+        for pool in self.pools:
+            pool.reset()
+
+    @property
+    def has_recurrent(self) -> bool:
+        return any(pool.is_recurrent for pool in self.pools)
+
+    def add(self, tokens: Sequence[int]) -> Request:
+        """A request with nothing cached."""
+        states = [[pool.take()] if pool.is_recurrent else [] for pool in self.pools]
+        return Request(tokens=tokens, blocks=states, kv_start=[0] * len(self.pools))
+
+    def fork(self, source: Request, tokens: Sequence[int], cached: int) -> Request:
+        """A prefix-cache hit: the first `cached` tokens of `tokens` come from `source`'s blocks, whole ones only.
+
+        On a full hit the last block is computed again, into a block of its own: its logits are needed.
+        """
+        assert list(tokens[:cached]) == list(source.tokens[:cached]), "a hit needs equal tokens"
+        sizes = {pool.spec.block_size for pool in self.pools}
+        cached = min(cached, (len(tokens) - 1) // max(sizes) * max(sizes))
+        request = Request(tokens=tokens, computed=cached)
+        for pool, blocks, start in zip(self.pools, source.blocks, source.kv_start, strict=True):
+            assert not pool.is_recurrent and start == 0, "only a source whose blocks are all there can be shared"
+            assert cached % pool.spec.block_size == 0, "only whole blocks are shared"
+            request.blocks.append([pool.share(block) for block in blocks[: cached // pool.spec.block_size]])
+            request.kv_start.append(0)
+        return request
+
+    def preempt(self, request: Request) -> None:
+        """Take everything from a request; it starts again from its first token."""
+        for pool, blocks in zip(self.pools, request.blocks, strict=True):
+            for block in blocks:
+                pool.drop(block)
+        request.blocks = [[pool.take()] if pool.is_recurrent else [] for pool in self.pools]
+        request.kv_start = [0] * len(self.pools)
+        request.computed = 0
+
+    def finish(self, request: Request) -> None:
+        """Free what a request holds."""
+        for pool, blocks in zip(self.pools, request.blocks, strict=True):
+            for block in blocks:
+                pool.drop(block)
+        request.blocks = []
+
+    def step(self, chunks: Iterable[Chunk]) -> list[torch.Tensor]:
+        """One step; returns the wanted logits [rows, vocab_size] of each chunk, in the order given."""
+        given = list(chunks)
+        order = sorted(range(len(given)), key=lambda index: given[index].count != 1)
+        batch = [given[index] for index in order]
+        for chunk in batch:
+            self._reserve(chunk)
+        buffer_set = self.steps % len(self.executor.input_buffers())
+        self.steps += 1
+        num_logits = self._fill(buffer_set, batch)
+        output = self.executor.execute_set(buffer_set)
+        self.executor.wait(output.fence)
+        assert output.logits.dtype == torch.float32, "the contract's logits are float32"
+        rows = output.logits.cpu().clone()
+        assert rows.shape[0] == num_logits, f"asked for {num_logits} rows of logits, got {rows.shape[0]}"
+        for chunk in batch:
+            chunk.request.computed += chunk.count
+        parts = rows.split([len(chunk.wanted) for chunk in batch])
+        return [parts[order.index(index)] for index in range(len(given))]
+
+    def _reserve(self, chunk: Chunk) -> None:
+        """Drop what the window has left behind, then take blocks for the chunk's tokens."""
+        request = chunk.request
+        end = request.computed + chunk.count
+        assert end <= len(request.tokens), "a chunk goes past its request's end"
+        for index, pool in enumerate(self.pools):
+            if pool.is_recurrent:
+                continue
+            size, blocks = pool.spec.block_size, request.blocks[index]
+            if pool.spec.window is not None:
+                first_seen = max(0, request.computed - pool.spec.window + 1)
+                while request.kv_start[index] + size <= first_seen:
+                    pool.drop(blocks.pop(0))
+                    request.kv_start[index] += size
+            while request.kv_start[index] + len(blocks) * size < end:
+                blocks.append(pool.take())
+
+    def _fill(self, buffer_set: int, batch: Sequence[Chunk]) -> int:
+        """Write the batch into the lent buffers; returns how many rows of logits it asks for."""
+        buffers = self.executor.input_buffers()[buffer_set]
+        buffers.storage.fill_(JUNK)
+        tensors = buffers.tensors
+        starts = [0]
+        for chunk in batch:
+            starts.append(starts[-1] + chunk.count)
+        spans = [range(chunk.request.computed, chunk.request.computed + chunk.count) for chunk in batch]
+        _write(tensors.input_ids, [c.request.tokens[p] for c, span in zip(batch, spans, strict=True) for p in span])
+        _write(tensors.positions, [p for span in spans for p in span])
+        _write(tensors.query_start_loc, starts)
+        _write(tensors.seq_lens, [span.stop for span in spans])
+        wanted = [start + row for start, chunk in zip(starts, batch, strict=False) for row in chunk.wanted]
+        _write(tensors.logits_indices, wanted)
+        for index, pool in enumerate(self.pools):
+            if pool.is_recurrent:
+                _write(tensors.groups[index].state_indices, [chunk.request.blocks[index][0] for chunk in batch])
+                _write(tensors.groups[index].has_initial_state, [int(chunk.request.computed > 0) for chunk in batch])
+            else:
+                self._fill_paged(tensors.groups[index], index, batch, spans)
+        counts = BatchCounts(
+            num_tokens=starts[-1],
+            num_reqs=len(batch),
+            num_logits=len(wanted),
+            num_decodes=sum(chunk.count == 1 for chunk in batch),
+            decode_query_len=1,
+            max_query_len=max((chunk.count for chunk in batch), default=0),
+            max_seq_len=max((span.stop for span in spans), default=0),
+        )
+        buffers.counts.copy_(torch.tensor([getattr(counts, name) for name in COUNT_FIELDS]))
+        return len(wanted)
+
+    def _fill_paged(self, group: GroupTensors, index: int, batch: Sequence[Chunk], spans: Sequence[range]) -> None:
+        size = self.pools[index].spec.block_size
+        slots, indptr, indices, last_lens = [], [0], [], []
+        for row, (chunk, span) in enumerate(zip(batch, spans, strict=True)):
+            request = chunk.request
+            blocks, start = request.blocks[index], request.kv_start[index]
+            for position in span:
+                block, offset = divmod(position - start, size)
+                slots.append(blocks[block] * size + offset)
+            assert group.block_table is not None, "paged groups have a block table"
+            group.block_table[row].zero_()
+            _write(group.block_table[row], blocks)
+            indices += blocks
+            indptr.append(len(indices))
+            last_lens.append((span.stop - start - 1) % size + 1)
+        _write(group.slot_mapping, slots)
+        _write(group.kv_start, [chunk.request.kv_start[index] for chunk in batch])
+        for field_tensor, values in (
+            (group.kv_indptr, indptr),
+            (group.kv_indices, indices),
+            (group.kv_last_page_len, last_lens),
+        ):
+            if field_tensor is not None:
+                _write(field_tensor, values)
+
+
+def _write(target: torch.Tensor | None, values: Sequence[int]) -> None:
+    assert target is not None, "the executor lends this field"
+    assert len(values) <= target.shape[0], f"{len(values)} values for a buffer of {target.shape[0]}"
+    target[: len(values)] = torch.tensor(values, dtype=torch.int32)

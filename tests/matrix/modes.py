@@ -1,0 +1,160 @@
+"""The ways a host may feed the same tokens. Each must give the logits of one forward over the whole sequence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import torch
+
+from .bench import Bench, Comparison
+from .host_double import Chunk, Request
+
+
+def whole(bench: Bench, seen: Comparison) -> None:
+    """Each prompt alone, in one step; then all of them in one step."""
+    host, count = bench.host, len(bench.card.seq_lens)
+    for index in range(count):
+        request = host.add(bench.sequence(index))
+        seen.add(index, 0, host.step([Chunk(request, request.remaining)])[0])
+        host.finish(request)
+    requests = [host.add(bench.sequence(index)) for index in range(count)]
+    for index, rows in enumerate(host.step([Chunk(request, request.remaining) for request in requests])):
+        seen.add(index, 0, rows)
+
+
+def split(bench: Bench, seen: Comparison) -> None:
+    """The longest prompt cut in two at every offset."""
+    host, index = bench.host, _longest(bench)
+    tokens = bench.sequence(index)
+    for offset in range(1, len(tokens)):
+        request = host.add(tokens)
+        seen.add(index, 0, host.step([Chunk(request, offset)])[0])
+        seen.add(index, offset, host.step([Chunk(request, request.remaining)])[0])
+        host.finish(request)
+
+
+def decode(bench: Bench, seen: Comparison) -> None:
+    """All prompts token by token from the first one, together, until the longest ends."""
+    host = bench.host
+    requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
+    while any(request.remaining for request in requests):
+        live = [index for index, request in enumerate(requests) if request.remaining]
+        starts = [requests[index].computed for index in live]
+        for index, start, rows in zip(live, starts, host.step([Chunk(requests[i], 1) for i in live]), strict=True):
+            seen.add(index, start, rows)
+
+
+def mixed(bench: Bench, seen: Comparison) -> None:
+    """Ragged batches: prefills, chunks and decodes side by side, some requests idle, some rows without logits."""
+    host = bench.host
+    for seed in range(4):
+        rng = random.Random(seed)
+        requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
+        while any(request.remaining for request in requests):
+            live = [index for index, request in enumerate(requests) if request.remaining]
+            chosen = [index for index in live if rng.random() < 0.8] or live
+            rng.shuffle(chosen)
+            chunks = [_ragged(requests[index], rng) for index in chosen]
+            starts = [requests[index].computed for index in chosen]
+            for index, start, chunk, rows in zip(chosen, starts, chunks, host.step(chunks), strict=True):
+                for row, logits in zip(chunk.wanted, rows, strict=True):
+                    seen.add_row(index, start + row, logits)
+        for request in requests:
+            host.finish(request)
+
+
+def preempt(bench: Bench, seen: Comparison) -> None:
+    """Decodes that lose their blocks half way, to others, and start again in other blocks."""
+    host = bench.host
+    victim_index = _longest(bench)
+    others = [index for index in range(len(bench.card.seq_lens)) if index != victim_index]
+    victim = host.add(bench.sequence(victim_index))
+    half = victim.remaining // 2
+    host.step([Chunk(victim, half)])
+    for _ in range(3):
+        start = victim.computed
+        seen.add(victim_index, start, host.step([Chunk(victim, 1)])[0])
+    lost = victim.computed
+    host.preempt(victim)
+    requests = {index: host.add(bench.sequence(index)) for index in others}
+    for index, rows in zip(
+        others, host.step([Chunk(requests[i], requests[i].remaining - 2) for i in others]), strict=True
+    ):
+        seen.add(index, 0, rows)
+    seen.add(victim_index, 0, host.step([Chunk(victim, lost)])[0])
+    while victim.remaining:
+        live = [(victim_index, victim), *((i, request) for i, request in requests.items() if request.remaining)]
+        starts = [request.computed for _, request in live]
+        rows = host.step([Chunk(request, 1) for _, request in live])
+        for (index, _), start, logits in zip(live, starts, rows, strict=True):
+            seen.add(index, start, logits)
+
+
+def prefix(bench: Bench, seen: Comparison) -> None:
+    """Prefix-cache hits of every number of whole blocks, full hits included, while the first owner decodes on."""
+    host, index = bench.host, _longest(bench)
+    tokens, size = bench.sequence(index), bench.card.block_size
+    owner = host.add(tokens)
+    host.step([Chunk(owner, owner.remaining - 1)])
+    whole_blocks = (len(tokens) - 1) // size * size
+    for cached in range(size, whole_blocks + 1, size):
+        partial = host.fork(owner, tokens, cached)
+        full = host.fork(owner, tokens[:cached], cached)
+        rows, last_block = host.step([Chunk(partial, partial.remaining), Chunk(full, full.remaining)])
+        seen.add(index, cached, rows)
+        seen.add(index, cached - size, last_block)
+        host.finish(partial)
+        host.finish(full)
+    heir = host.fork(owner, tokens, whole_blocks)
+    seen.add(index, len(tokens) - 1, host.step([Chunk(owner, 1)])[0])
+    host.finish(owner)
+    seen.add(index, whole_blocks, host.step([Chunk(heir, heir.remaining)])[0])
+
+
+def shuffle(bench: Bench, seen: Comparison) -> None:
+    """The same batch with its requests in every order: the same outputs."""
+    host, count = bench.host, len(bench.card.seq_lens)
+    first: list[torch.Tensor] = []
+    for turn in range(count):
+        order = [(index + turn) % count for index in range(count)]
+        requests = {index: host.add(bench.sequence(index)) for index in range(count)}
+        cut = {index: requests[index].remaining // 2 for index in range(count)}
+        before = dict(zip(order, host.step([Chunk(requests[i], cut[i]) for i in order]), strict=True))
+        after = dict(zip(order, host.step([Chunk(requests[i], requests[i].remaining) for i in order]), strict=True))
+        outputs = [torch.cat((before[index], after[index])) for index in range(count)]
+        for index, rows in enumerate(outputs):
+            seen.add(index, 0, rows)
+        first = first or outputs
+        for index, (rows, expected) in enumerate(zip(outputs, first, strict=True)):
+            # Matrix products may block their rows differently; anything beyond rounding is another request's data.
+            difference = float((rows - expected).abs().max() / expected.abs().max())
+            limit = 1e-5 if bench.reference.own_error is None else 0.05
+            assert difference <= limit, f"sequence {index} changes by {difference:.1e} with its place in the batch"
+        for request in requests.values():
+            host.finish(request)
+
+
+MODES: Mapping[str, Callable[[Bench, Comparison], None]] = {
+    "whole": whole,
+    "split": split,
+    "decode": decode,
+    "mixed": mixed,
+    "preempt": preempt,
+    "prefix": prefix,
+    "shuffle": shuffle,
+}
+
+NEEDS_SHARED_BLOCKS = ("prefix",)
+"""Modes that a model with recurrent layers cannot run: a state holds one prefix, blocks hold them all."""
+
+
+def _longest(bench: Bench) -> int:
+    return max(range(len(bench.card.seq_lens)), key=lambda index: bench.card.seq_lens[index])
+
+
+def _ragged(request: Request, rng: random.Random) -> Chunk:
+    """A chunk of random size whose last row, random rows, or no row is wanted."""
+    count = min(request.remaining, rng.choice([1, 1, 2, 5, 9]))
+    rows = rng.choice([None, (count - 1,), (), tuple(range(0, count, 2))])
+    return Chunk(request, count, rows)
