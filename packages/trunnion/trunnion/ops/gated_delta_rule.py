@@ -32,10 +32,11 @@ def causal_conv1d_silu(
     """
     num_tokens = x.shape[1]
     history = torch.cat((state.to(x.dtype), x.transpose(1, 2)), dim=-1)  # [B, C, kernel - 1 + S]
-    windows = history.float().unfold(-1, weight.shape[-1], 1)  # [B, C, S, kernel]
-    out = (windows * weight.float().unsqueeze(1)).sum(-1)
+    out = torch.zeros(x.shape[0], x.shape[2], num_tokens, dtype=torch.float32, device=x.device)
+    for tap, factor in enumerate(weight.float().unbind(-1)):
+        out += history[..., tap : tap + num_tokens].float() * factor.unsqueeze(-1)
     if bias is not None:
-        out = out + bias.float().unsqueeze(-1)
+        out += bias.float().unsqueeze(-1)
     return F.silu(out).transpose(1, 2).to(x.dtype).contiguous(), history[..., num_tokens:].to(state.dtype).contiguous()
 
 

@@ -1,0 +1,186 @@
+"""Routing and experts against DeepSeek-V2's and Qwen3-Next's modules in transformers, on the same random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import DeepseekV2Config, Qwen3NextConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Experts, DeepseekV2TopkRouter
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextTopKRouter
+
+from trunnion.config import BuildContext
+from trunnion.interfaces.collectives import ParallelGroup
+from trunnion.interfaces.weights import placements_of
+from trunnion.layers.fused_moe import FusedMoE, Router
+from trunnion.ops.moe import experts_by_token
+from trunnion.reference import ReferenceHardware
+
+EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 8, 3, 10, 6
+SIZES = [0, 1, 7, 63]
+EXPERT_OPS = {"reference": lambda *args: torch.ops.trunnion.fused_experts(*args), "by-token": experts_by_token}
+
+
+def context(rank: int = 0, size: int = 1, dtype: torch.dtype = torch.float32) -> BuildContext:
+    return BuildContext(hardware=ReferenceHardware(), dtype=dtype, parallel=ParallelGroup(rank=rank, size=size))
+
+
+def hf_config(**overrides: object) -> DeepseekV2Config:
+    return DeepseekV2Config(
+        hidden_size=HIDDEN,
+        moe_intermediate_size=INTERMEDIATE,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        num_attention_heads=2,
+        experts_implementation="eager",
+        **overrides,
+    )
+
+
+def random_(module: torch.nn.Module) -> torch.nn.Module:
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def block(ctx: BuildContext | None = None, **overrides: object) -> FusedMoE:
+    settings = {"renormalize": False, "ctx": ctx or context(), "prefix": "experts", **overrides}
+    return FusedMoE(EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, **settings)
+
+
+def fill(layer: FusedMoE, hf: DeepseekV2Experts) -> None:
+    """Load one tensor per expert through the declared placements."""
+    gate, up = hf.gate_up_proj.data.chunk(2, dim=1)
+    stored = {"gate": gate, "up": up, "down": hf.down_proj.data}
+    for parameter in layer.parameters():
+        parameter.data.fill_(float("nan"))
+        for part, placement in placements_of(parameter).items():
+            expert, name = part.split(".")
+            tensor = stored[name][int(expert)]
+            assert tuple(tensor.shape) == placement.shape
+            parameter.data[placement.target] = tensor[placement.source]
+
+
+def by_id(weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """[T, E] dense weights, whatever order the experts were chosen in."""
+    return torch.zeros(len(ids), EXPERTS).scatter(1, ids, weights.float())
+
+
+@pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize("scaling", [1.0, 2.5])
+@pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
+def test_routing_equals_deepseek(method: str, scaling: float, num_tokens: int) -> None:
+    torch.manual_seed(0)
+    grouped = method == "group_limited_greedy"
+    hf = random_(
+        DeepseekV2TopkRouter(hf_config(topk_method=method, n_group=4, topk_group=2, routed_scaling_factor=scaling))
+    )
+    groups = {"num_expert_group": 4, "topk_group": 2} if grouped else {}
+    layer = block(routed_scaling_factor=scaling, **groups)
+    router = Router(HIDDEN, EXPERTS, ctx=context(), prefix="gate")
+    router.weight.data.copy_(hf.weight)
+    x = torch.randn(num_tokens, HIDDEN)
+    weights, ids = layer.route(router(x))
+    assert weights.dtype == torch.float32 and ids.dtype == torch.int64
+    _, hf_weights, hf_ids = hf(x)
+    torch.testing.assert_close(by_id(weights, ids), by_id(hf_weights.detach(), hf_ids))
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_routing_equals_qwen3_next(renormalize: bool) -> None:
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        hidden_size=HIDDEN, num_experts=EXPERTS, num_experts_per_tok=TOP_K, norm_topk_prob=renormalize
+    )
+    hf = random_(Qwen3NextTopKRouter(config))
+    x = torch.randn(7, HIDDEN)
+    _, hf_weights, hf_ids = hf(x)
+    weights, ids = block(renormalize=renormalize).route(x @ hf.weight.T)
+    torch.testing.assert_close(by_id(weights, ids), by_id(hf_weights.detach(), hf_ids))
+
+
+@pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize("op", EXPERT_OPS.values(), ids=EXPERT_OPS)
+def test_experts_equal_transformers(op: Callable[..., torch.Tensor], num_tokens: int) -> None:
+    torch.manual_seed(0)
+    hf = random_(DeepseekV2Experts(hf_config()))
+    layer = block()
+    fill(layer, hf)
+    x = torch.randn(num_tokens, HIDDEN)
+    # Experts 0 and 5 get no token.
+    scores = torch.rand(num_tokens, EXPERTS)
+    scores[:, [0, 5]] = -1
+    ids = scores.topk(TOP_K).indices
+    weights = torch.rand(num_tokens, TOP_K)
+    out = op(x, layer.w13, layer.w2, weights, ids)
+    with torch.no_grad():
+        torch.testing.assert_close(out, hf(x, ids, weights), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", EXPERT_OPS.values(), ids=EXPERT_OPS)
+def test_an_expert_that_overflows_reaches_only_its_own_tokens(op: Callable[..., torch.Tensor]) -> None:
+    w13, w2 = torch.ones(2, 4, 3), torch.ones(2, 3, 2)
+    w13[1] = float("inf")
+    x = torch.ones(2, 3)
+    out = op(x, w13, w2, torch.ones(2, 1), torch.tensor([[0], [1]]))
+    assert out[0].isfinite().all() and not out[1].isfinite().any()
+
+
+@pytest.mark.parametrize("op", EXPERT_OPS.values(), ids=EXPERT_OPS)
+def test_a_padding_row_of_nan_reaches_no_other_row(op: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    w13, w2 = torch.randn(4, 6, 5), torch.randn(4, 5, 3)
+    x, ids, weights = torch.randn(3, 5), torch.tensor([[0, 1], [1, 2], [1, 0]]), torch.rand(3, 2)
+    alone = op(x[:2], w13, w2, weights[:2], ids[:2])
+    x[2] = float("nan")
+    torch.testing.assert_close(op(x, w13, w2, weights, ids)[:2], alone)
+
+
+def test_ranks_that_share_the_experts_sum_to_the_whole() -> None:
+    torch.manual_seed(0)
+    hf = random_(DeepseekV2Experts(hf_config()))
+    x, logits = torch.randn(5, HIDDEN), torch.randn(5, EXPERTS)
+
+    def run(rank: int, size: int) -> torch.Tensor:
+        layer = block(context(rank, size))
+        fill(layer, hf)
+        return layer(x, logits)
+
+    torch.testing.assert_close(run(0, 2) + run(1, 2), run(0, 1), rtol=1e-5, atol=1e-4)
+
+
+def test_bfloat16_stays_within_its_rounding() -> None:
+    torch.manual_seed(0)
+    hf = random_(DeepseekV2Experts(hf_config()))
+    exact, rounded = block(), block(context(dtype=torch.bfloat16))
+    fill(exact, hf)
+    fill(rounded, hf)
+    x, logits = torch.randn(7, HIDDEN), torch.randn(7, EXPERTS)
+    out = rounded(x.bfloat16(), logits)
+    truth = exact(x, logits)
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - truth).abs().max() < 0.03 * truth.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"num_expert_group": 3, "topk_group": 1}, "8 experts cannot be divided into 3 groups"),
+        ({"num_expert_group": 4}, "belong together"),
+        ({"num_expert_group": 8, "topk_group": 2}, "top_k 3 needs more than 2 of 8 groups"),
+        ({"ctx": context(0, 4)}, "intermediate_size 6 cannot be divided over 4 ranks"),
+    ],
+    ids=["groups", "one-of-two", "too-few-groups", "ranks"],
+)
+def test_impossible_settings_are_named(settings: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        block(**settings)
+
+
+def test_shapes_are_known_without_data() -> None:
+    with torch.device("meta"):
+        layer = block()
+        x, logits = torch.empty(4, HIDDEN), torch.empty(4, EXPERTS)
+    out = layer(x, logits)
+    assert out.is_meta and out.shape == (4, HIDDEN)
