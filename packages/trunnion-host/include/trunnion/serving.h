@@ -1,0 +1,143 @@
+/* The reference serving host in plain C: submit token ids, read events, from any thread.
+ *
+ * One host owns one executor and one loop thread; the loop thread creates the executor and makes every call on it. Each
+ * step is one `trn_executor_execute`. Functions that return a status write one line to `error` (which may be NULL) when
+ * they return anything but TRN_HOST_OK or TRN_HOST_TIMEOUT.
+ *
+ * Every struct begins with `struct_size`; set it to `sizeof`. Structs may grow at their end.
+ */
+#ifndef TRUNNION_SERVING_H
+#define TRUNNION_SERVING_H
+
+#include "trunnion/contract.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TRN_HOST_MAX_LOGPROBS 20
+#define TRN_HOST_ERROR_SIZE 256
+
+typedef struct trn_host trn_host;
+
+typedef enum trn_host_status {
+  TRN_HOST_OK = 0,
+  TRN_HOST_TIMEOUT = 1,
+  TRN_HOST_INVALID = 2,         /* an argument, named in the error line */
+  TRN_HOST_UNKNOWN_REQUEST = 3, /* never submitted, or its finished event has been read */
+  TRN_HOST_CLOSED = 4,          /* after shutdown, with no event left */
+  TRN_HOST_DEAD = 5             /* the executor failed for good; the line says why */
+} trn_host_status;
+
+typedef struct trn_host_options {
+  uint32_t struct_size;
+  int32_t queue_size;            /* unread tokens per request before it is no longer scheduled; at least 1 */
+  int32_t prefix_caching;        /* 1 = on; turned off by itself when a group is recurrent, see the stats */
+  int32_t exit_on_fatal;         /* 1 = print one line and _exit(70) on FATAL or a watchdog timeout; 0 = the host is dead */
+  double watchdog_s;             /* longest time of one execute; 0 = no watchdog */
+  const int32_t *num_blocks;     /* per cache group, block 0 included; or NULL */
+  int32_t num_groups;            /* entries of num_blocks */
+  int32_t kv_blocks;             /* blocks of every attention group, block 0 included; 0 = see kv_bytes */
+  int64_t kv_bytes;              /* bytes for all caches; 0 = enough for max_num_seqs requests of max_model_len */
+  trn_create_options executor;
+} trn_host_options;
+
+/* Blocks until the model is loaded, the caches are allocated and warm_up has returned. */
+TRN_API trn_host_status trn_host_create(const trn_host_options *options, trn_host **out, char *error,
+                                        size_t error_size);
+
+typedef struct trn_host_sampling {
+  uint32_t struct_size;
+  int32_t top_k;        /* 0 = all */
+  double temperature;   /* 0 = greedy */
+  double top_p;         /* (0, 1], over what top_k left */
+  double min_p;         /* [0, 1], relative to the most likely token */
+  uint64_t seed;        /* of the request's random numbers f(seed, position), if has_seed */
+  int32_t has_seed;     /* 0 = a random seed, reported in the finished event */
+  int32_t max_tokens;   /* output tokens; 0 = as many as max_model_len and the block pool allow */
+  int32_t min_tokens;   /* no stop or eos id is sampled before */
+  int32_t ignore_eos;   /* 1 = eos_ids do not stop */
+  int32_t num_logprobs; /* -1 = none, 0 = of the sampled token, n = and of the n most likely; of the raw logits */
+} trn_host_sampling;
+
+typedef struct trn_host_request {
+  uint32_t struct_size;
+  int32_t num_tokens;
+  const int32_t *token_ids;
+  const int32_t *stop_ids; /* end the request with reason stop */
+  const int32_t *eos_ids;  /* the same, unless ignore_eos */
+  int32_t num_stop_ids, num_eos_ids;
+  trn_host_sampling sampling;
+} trn_host_request;
+
+/* Ids count from 1. A request that can never run (empty, too long, more blocks than the pool has) is refused here. */
+TRN_API trn_host_status trn_host_submit(trn_host *host, const trn_host_request *request, uint64_t *request_id,
+                                        char *error, size_t error_size);
+
+enum { TRN_EVENT_TOKEN = 1, TRN_EVENT_FINISHED = 2 };
+enum { TRN_FINISH_NONE = 0, TRN_FINISH_STOP = 1, TRN_FINISH_LENGTH = 2, TRN_FINISH_CANCELLED = 3, TRN_FINISH_ERROR = 4 };
+
+typedef struct trn_host_event {
+  uint32_t struct_size;
+  int32_t type; /* TRN_EVENT_* */
+  uint64_t request_id;
+  /* TRN_EVENT_TOKEN */
+  int32_t token_id;
+  float logprob;    /* if asked for, else 0 */
+  int32_t num_top;  /* entries below, most likely first */
+  int32_t top_ids[TRN_HOST_MAX_LOGPROBS];
+  float top_logprobs[TRN_HOST_MAX_LOGPROBS];
+  /* TRN_EVENT_FINISHED: the last event of a request */
+  int32_t finish_reason;     /* TRN_FINISH_* */
+  int32_t stop_id;           /* the id that ended it (no token event is sent for it), or -1 */
+  int32_t num_prompt_tokens;
+  int32_t num_cached_tokens; /* of the prompt, found in the prefix cache at its first admission */
+  int32_t num_output_tokens; /* token events sent */
+  int32_t num_preemptions;
+  uint64_t seed;
+  char error[TRN_HOST_ERROR_SIZE];
+} trn_host_event;
+
+/* The next event of one request, or of any (request_id 0). timeout_ms < 0 waits for ever. */
+TRN_API trn_host_status trn_host_next_event(trn_host *host, uint64_t request_id, int64_t timeout_ms,
+                                            trn_host_event *event);
+
+/* The request ends with reason cancelled, its blocks are free by then. Cancelling twice, or too late, is harmless. */
+TRN_API trn_host_status trn_host_cancel(trn_host *host, uint64_t request_id);
+
+typedef struct trn_host_stats {
+  uint32_t struct_size;
+  int32_t prefix_caching;                           /* 1 = on */
+  uint64_t steps, execute_calls;                    /* equal: one execute per step */
+  uint64_t refused_steps, failed_steps;
+  uint64_t prefill_tokens, decode_tokens;           /* computed; a recomputed token counts again */
+  uint64_t output_tokens;                           /* sampled and sent */
+  double prefill_seconds, decode_seconds;           /* of whole steps; a mixed step's time is split by tokens */
+  uint64_t prefix_hit_tokens, preemptions;
+  int64_t blocks_total, blocks_used, blocks_cached; /* all groups, without block 0; cached = free but findable */
+  int64_t blocks_peak;                              /* most blocks ever used */
+  int64_t kv_bytes;
+  int32_t running, waiting;
+  uint64_t gil_entries, step_gil_entries;
+  double gil_wait_seconds, execute_seconds;
+} trn_host_stats;
+TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);
+
+/* The same and the groups, as JSON. Returns the length without the final 0; writes what fits. */
+TRN_API size_t trn_host_stats_json(trn_host *host, char *text, size_t size);
+/* The report of warm_up, as JSON; the same rules. */
+TRN_API size_t trn_host_warm_up_report(trn_host *host, char *text, size_t size);
+
+/* Forget every published block; requests that run keep theirs. Returns once it is done. */
+TRN_API trn_host_status trn_host_reset_prefix_cache(trn_host *host);
+
+/* Ends every request (cancelled), closes the executor, joins the loop. The handle stays valid: events can still be read,
+ * then every call returns TRN_HOST_CLOSED. May be called twice and while other threads wait for events. */
+TRN_API void trn_host_shutdown(trn_host *host);
+/* Shutdown, then free. No other thread may use the handle any more. NULL is allowed. */
+TRN_API void trn_host_close(trn_host *host);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

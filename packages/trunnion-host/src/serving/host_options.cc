@@ -1,0 +1,50 @@
+#include "serving/host_options.h"
+
+#include <stdexcept>
+
+namespace trunnion::serving {
+namespace {
+
+void require(bool holds, const std::string& text) {
+  if (!holds) throw std::invalid_argument(text);
+}
+
+std::string text_of(const char* text) { return text == nullptr ? "" : text; }
+
+}  // namespace
+
+HostOptions::HostOptions(const trn_host_options& options)
+    : queue_size(options.queue_size),
+      prefix_caching(options.prefix_caching != 0),
+      exit_on_fatal(options.exit_on_fatal != 0),
+      watchdog_s(options.watchdog_s),
+      kv_blocks(options.kv_blocks),
+      kv_bytes(options.kv_bytes),
+      executor(options.executor),
+      model_(text_of(options.executor.model)),
+      hardware_(text_of(options.executor.hardware)),
+      dtype_(text_of(options.executor.dtype)),
+      tp_init_method_(text_of(options.executor.tp_init_method)) {
+  require(queue_size >= 1, "queue_size is " + std::to_string(queue_size) + ", expected at least 1");
+  require(watchdog_s >= 0, "watchdog_s is " + std::to_string(watchdog_s) + ", expected 0 (off) or more");
+  require(kv_blocks == 0 || kv_blocks >= 2,
+          "kv_blocks is " + std::to_string(kv_blocks) + ", expected 0 or at least 2: block 0 is reserved");
+  require(kv_bytes >= 0, "kv_bytes is " + std::to_string(kv_bytes) + ", expected 0 or more");
+  require(executor.limits.max_num_tokens >= 1 && executor.limits.max_num_seqs >= 1 &&
+              executor.limits.max_model_len >= 2 && executor.limits.max_logits_rows >= 1 &&
+              executor.limits.block_size >= 1,
+          "limits: each must be at least 1, and max_model_len at least 2");
+  if (options.num_blocks != nullptr) {
+    num_blocks.assign(options.num_blocks, options.num_blocks + options.num_groups);
+  }
+  for (size_t g = 0; g < num_blocks.size(); ++g) {
+    require(num_blocks[g] >= 2, "num_blocks[" + std::to_string(g) + "] is " + std::to_string(num_blocks[g]) +
+                                    ", expected at least 2: block 0 is reserved");
+  }
+  executor.model = model_.c_str();
+  executor.hardware = hardware_.c_str();
+  executor.dtype = dtype_.c_str();
+  executor.tp_init_method = options.executor.tp_init_method == nullptr ? nullptr : tp_init_method_.c_str();
+}
+
+}  // namespace trunnion::serving

@@ -1,0 +1,30 @@
+// The options of a host, checked once and owned: nothing points into the caller's memory afterwards.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trunnion/serving.h"
+
+namespace trunnion::serving {
+
+struct HostOptions {
+  // std::invalid_argument names the option at fault.
+  explicit HostOptions(const trn_host_options& options);
+  HostOptions(const HostOptions&) = delete;
+  HostOptions& operator=(const HostOptions&) = delete;
+
+  int32_t queue_size;
+  bool prefix_caching, exit_on_fatal;
+  double watchdog_s;
+  std::vector<int32_t> num_blocks;  // per group, or empty
+  int32_t kv_blocks;
+  int64_t kv_bytes;
+  trn_create_options executor;  // its strings are the ones below
+
+ private:
+  std::string model_, hardware_, dtype_, tp_init_method_;
+};
+
+}  // namespace trunnion::serving

@@ -1,0 +1,62 @@
+#include "serving/host_stats.h"
+
+#include <locale>
+#include <sstream>
+
+namespace trunnion::serving {
+namespace {
+
+const char* kind_name(trn_cache_kind kind) {
+  switch (kind) {
+    case TRN_CACHE_FULL: return "full";
+    case TRN_CACHE_WINDOW: return "window";
+    case TRN_CACHE_MLA: return "mla";
+    case TRN_CACHE_RECURRENT: return "recurrent";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+void HostStats::read(const KvCache& cache) {
+  groups.resize(cache.groups().size());
+  totals.blocks_total = totals.blocks_used = totals.blocks_cached = totals.blocks_peak = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const BlockPool& pool = cache.pool(g);
+    groups[g] = {cache.groups()[g].kind, pool.num_total(), pool.num_used(), pool.num_cached(), pool.peak_used()};
+    totals.blocks_total += groups[g].blocks_total;
+    totals.blocks_used += groups[g].blocks_used;
+    totals.blocks_cached += groups[g].blocks_cached;
+    totals.blocks_peak += groups[g].blocks_peak;
+  }
+}
+
+std::string HostStats::to_json() const {
+  std::ostringstream json;
+  // A locale of the process would write decimal commas.
+  json.imbue(std::locale::classic());
+  json.precision(9);
+  json << "{\"prefix_caching\": " << (totals.prefix_caching ? "true" : "false") << ", \"prefix_caching_off_reason\": \""
+       << prefix_caching_off_reason << "\", \"steps\": " << totals.steps
+       << ", \"execute_calls\": " << totals.execute_calls << ", \"refused_steps\": " << totals.refused_steps
+       << ", \"failed_steps\": " << totals.failed_steps << ", \"prefill_tokens\": " << totals.prefill_tokens
+       << ", \"decode_tokens\": " << totals.decode_tokens << ", \"output_tokens\": " << totals.output_tokens
+       << ", \"prefill_seconds\": " << totals.prefill_seconds << ", \"decode_seconds\": " << totals.decode_seconds
+       << ", \"prefix_hit_tokens\": " << totals.prefix_hit_tokens << ", \"preemptions\": " << totals.preemptions
+       << ", \"blocks_total\": " << totals.blocks_total << ", \"blocks_used\": " << totals.blocks_used
+       << ", \"blocks_cached\": " << totals.blocks_cached << ", \"blocks_peak\": " << totals.blocks_peak
+       << ", \"kv_bytes\": " << totals.kv_bytes << ", \"running\": " << totals.running
+       << ", \"waiting\": " << totals.waiting << ", \"gil_entries\": " << totals.gil_entries
+       << ", \"step_gil_entries\": " << totals.step_gil_entries
+       << ", \"gil_wait_seconds\": " << totals.gil_wait_seconds
+       << ", \"execute_seconds\": " << totals.execute_seconds << ", \"groups\": [";
+  for (size_t g = 0; g < groups.size(); ++g) {
+    json << (g == 0 ? "" : ", ") << "{\"kind\": \"" << kind_name(groups[g].kind)
+         << "\", \"blocks_total\": " << groups[g].blocks_total << ", \"blocks_used\": " << groups[g].blocks_used
+         << ", \"blocks_cached\": " << groups[g].blocks_cached << ", \"blocks_peak\": " << groups[g].blocks_peak << "}";
+  }
+  json << "]}";
+  return json.str();
+}
+
+}  // namespace trunnion::serving

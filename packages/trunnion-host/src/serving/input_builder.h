@@ -1,0 +1,30 @@
+// Fills the executor's lent buffers for one step, exactly as contract.h says; allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "serving/kv_cache.h"
+#include "serving/scheduler.h"
+#include "trunnion/contract.h"
+
+namespace trunnion::serving {
+
+class InputBuilder {
+ public:
+  InputBuilder(std::span<const CacheGroup> groups, uint32_t required_fields)
+      : groups_(groups), required_fields_(required_fields) {}
+
+  // `buffers` are those of `buffer_set`; its fence has passed. The batch's decodes come first.
+  trn_forward_batch build(const std::vector<BatchEntry>& entries, int32_t buffer_set,
+                          const trn_input_buffers& buffers) const;
+
+ private:
+  void fill_attention(size_t group, const std::vector<BatchEntry>& entries, const trn_group_buffers& buffers) const;
+  void fill_recurrent(size_t group, const std::vector<BatchEntry>& entries, const trn_group_buffers& buffers) const;
+
+  const std::span<const CacheGroup> groups_;
+  const uint32_t required_fields_;
+};
+
+}  // namespace trunnion::serving

@@ -1,0 +1,80 @@
+// The cache groups of one executor seen together: which blocks a request holds in each, and what prefixes can be reused.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "serving/block_pool.h"
+#include "trunnion/contract.h"
+
+namespace trunnion::serving {
+
+struct CacheGroup {
+  trn_cache_kind kind = TRN_CACHE_FULL;
+  int32_t block_size = 0;  // 0 for recurrent groups
+  int32_t max_blocks_per_seq = 0;
+  int32_t window = 0;  // 0 = all
+  int64_t bytes_per_block = 0;
+
+  bool recurrent() const { return kind == TRN_CACHE_RECURRENT; }
+};
+
+// What one request holds in one group. Column j of its block table is `blocks[j]` and covers the tokens from
+// `(num_dropped + j) * block_size` on. A recurrent group has one entry, the state.
+struct GroupBlocks {
+  int32_t num_dropped = 0;
+  std::vector<int32_t> blocks;
+};
+
+struct RequestBlocks {
+  std::vector<GroupBlocks> groups;
+  int32_t num_published = 0;  // leading blocks whose fate in the prefix cache is settled
+};
+
+class KvCache {
+ public:
+  // All attention groups have the same block size. num_blocks counts block 0.
+  KvCache(std::vector<CacheGroup> groups, std::span<const int32_t> num_blocks, bool prefix_caching);
+
+  bool prefix_caching() const { return prefix_caching_; }
+  int32_t block_size() const { return block_size_; }
+  std::span<const CacheGroup> groups() const { return groups_; }
+  const BlockPool& pool(size_t group) const { return pools_[group]; }
+
+  // Why a request that caches `num_tokens` tokens could not run even alone, or nothing.
+  std::optional<std::string> refuse(int32_t num_tokens) const;
+  // The most tokens that one request can cache.
+  int32_t max_cached_tokens() const;
+  // Tokens of a chunk from `num_computed` on, at most `wanted`, that the block tables have columns for.
+  int32_t widest_chunk(int32_t num_computed, int32_t wanted) const;
+
+  // Leading full blocks that need not be computed again: the longest prefix that every group still has. At least one of
+  // the `num_tokens` tokens is left to compute.
+  int32_t match(std::span<const BlockKey> keys, int32_t num_tokens) const;
+  // Hold what match() found; `blocks` must be empty.
+  void adopt(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_blocks);
+
+  // Drop what lies before the windows, then hold blocks for tokens [num_computed, num_computed + num_tokens). False, and
+  // nothing held, when a group has too few free blocks.
+  bool reserve(RequestBlocks& blocks, int32_t num_computed, int32_t num_tokens);
+  // Make the full blocks among the first `num_computed` tokens findable.
+  void publish(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_computed);
+  // Make none of the held blocks findable.
+  void unpublish(const RequestBlocks& blocks);
+  void release(RequestBlocks& blocks);
+  void reset_prefix_cache();
+
+ private:
+  int32_t first_visible_block(const CacheGroup& group, int32_t position) const;
+  int32_t blocks_for(const CacheGroup& group, int32_t num_tokens) const;
+
+  std::vector<CacheGroup> groups_;
+  std::vector<BlockPool> pools_;
+  bool prefix_caching_;
+  int32_t block_size_ = 0;
+};
+
+}  // namespace trunnion::serving

@@ -1,0 +1,41 @@
+// One request as the loop thread knows it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "serving/event_queue.h"
+#include "serving/kv_cache.h"
+#include "trunnion/serving.h"
+
+namespace trunnion::serving {
+
+struct Request {
+  uint64_t id = 0;  // also the order of arrival
+  std::shared_ptr<Channel> channel;
+  trn_host_sampling sampling{};
+  std::vector<int32_t> stop_ids;  // eos ids included, unless they are ignored; sorted
+  int32_t max_total_tokens = 0;   // prompt and output
+
+  std::vector<int32_t> tokens;  // prompt, then output
+  int32_t num_prompt_tokens = 0;
+  int32_t num_computed = 0;  // leading tokens in the cache
+  std::vector<BlockKey> keys;
+  RequestBlocks blocks;
+
+  bool paused = false;          // its consumer is behind
+  bool failed_before = false;   // a FAILED step since the last token
+  int32_t num_cached_tokens = -1;
+  int32_t num_preemptions = 0;
+
+  int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t num_outputs() const { return num_tokens() - num_prompt_tokens; }
+  int32_t num_uncomputed() const { return num_tokens() - num_computed; }
+  // All but the newest token are in the cache.
+  bool decoding() const { return num_computed > 0 && num_uncomputed() == 1; }
+  bool stops_at(int32_t id) const { return std::binary_search(stop_ids.begin(), stop_ids.end(), id); }
+};
+
+}  // namespace trunnion::serving

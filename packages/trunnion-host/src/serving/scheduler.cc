@@ -1,0 +1,192 @@
+#include "serving/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace trunnion::serving {
+namespace {
+
+void insert_by_arrival(std::vector<Request*>& requests, Request& request) {
+  const auto later = [](const Request* a, const Request* b) { return a->id < b->id; };
+  requests.insert(std::upper_bound(requests.begin(), requests.end(), &request, later), &request);
+}
+
+bool contains(const std::vector<Request*>& requests, const Request& request) {
+  return std::find(requests.begin(), requests.end(), &request) != requests.end();
+}
+
+Request* youngest(const std::vector<Request*>& requests, bool paused_only) {
+  for (auto request = requests.rbegin(); request != requests.rend(); ++request) {
+    if (!paused_only || (*request)->paused) return *request;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const trn_limits& limits, KvCache& cache, const EventHub& hub)
+    : limits_(limits), cache_(cache), hub_(hub) {
+  batch_.reserve(static_cast<size_t>(limits.max_num_seqs));
+}
+
+void Scheduler::add(Request& request) { insert_by_arrival(waiting_, request); }
+
+void Scheduler::remove(Request& request) {
+  cache_.release(request.blocks);
+  std::erase(running_, &request);
+  std::erase(waiting_, &request);
+}
+
+void Scheduler::recompute(Request& request) {
+  cache_.unpublish(request.blocks);
+  cache_.release(request.blocks);
+  request.num_computed = 0;
+  std::erase(running_, &request);
+  insert_by_arrival(waiting_, request);
+}
+
+const std::vector<BatchEntry>& Scheduler::schedule() {
+  batch_.clear();
+  tokens_left_ = limits_.max_num_tokens;
+  rows_left_ = limits_.max_logits_rows;
+  const uint64_t preemptions_before = num_preemptions_;
+  refresh_paused();
+  schedule_running(true);
+  schedule_running(false);
+  // What a preemption has just freed belongs to the requests that run, not to the next one in line.
+  if (num_preemptions_ == preemptions_before) schedule_waiting();
+  std::stable_partition(batch_.begin(), batch_.end(), [](const BatchEntry& entry) { return entry.is_decode; });
+  return batch_;
+}
+
+// Once per step, so that one request is not paused for one decision and ready for the next.
+void Scheduler::refresh_paused() {
+  for (auto* requests : {&running_, &waiting_}) {
+    for (Request* request : *requests) request->paused = hub_.full(*request->channel);
+  }
+}
+
+void Scheduler::schedule_running(bool decodes) {
+  order_ = running_;
+  for (Request* request : order_) {
+    if (request->paused || request->decoding() != decodes || !contains(running_, *request)) continue;
+    const int32_t wanted = next_chunk(*request);
+    if (wanted == 0) continue;
+    const int32_t chunk = reserve(*request, wanted);
+    if (chunk > 0) schedule_chunk(*request, chunk);
+  }
+}
+
+void Scheduler::schedule_waiting() {
+  order_ = waiting_;
+  for (Request* request : order_) {
+    if (request->paused) continue;
+    if (!admit(*request)) return;
+  }
+}
+
+bool Scheduler::admit(Request& request) {
+  const auto active = std::count_if(running_.begin(), running_.end(), [](const Request* r) { return !r->paused; });
+  if (active >= limits_.max_num_seqs || next_chunk(request) == 0) return false;
+  if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, cache_.block_size());
+  const int32_t num_hit = cache_.match(request.keys, request.num_tokens());
+  cache_.adopt(request.blocks, request.keys, num_hit);
+  request.num_computed = num_hit * cache_.block_size();
+
+  int32_t chunk = next_chunk(request);
+  bool reserved = chunk > 0 && cache_.reserve(request.blocks, request.num_computed, chunk);
+  while (chunk > 0 && !reserved) {
+    if (Request* victim = pick_paused_victim()) {
+      preempt(*victim);
+    } else if (running_.empty() && chunk > 1) {
+      // Nobody will give blocks back: a shorter chunk is the only way on.
+      chunk /= 2;
+    } else {
+      break;
+    }
+    reserved = cache_.reserve(request.blocks, request.num_computed, chunk);
+  }
+  if (!reserved) {
+    cache_.release(request.blocks);
+    request.num_computed = 0;
+    return false;
+  }
+  prefix_hit_tokens_ += static_cast<uint64_t>(request.num_computed);
+  if (request.num_cached_tokens < 0) request.num_cached_tokens = request.num_computed;
+  std::erase(waiting_, &request);
+  insert_by_arrival(running_, request);
+  schedule_chunk(request, chunk);
+  return true;
+}
+
+int32_t Scheduler::next_chunk(const Request& request) const {
+  if (static_cast<int32_t>(batch_.size()) >= limits_.max_num_seqs) return 0;
+  const int32_t wanted = std::min(request.num_uncomputed(), tokens_left_);
+  const int32_t chunk = cache_.widest_chunk(request.num_computed, wanted);
+  // Without a row left for its logits the last token stays for the next step.
+  return chunk == request.num_uncomputed() && rows_left_ == 0 ? chunk - 1 : chunk;
+}
+
+int32_t Scheduler::reserve(Request& request, int32_t chunk) {
+  while (!cache_.reserve(request.blocks, request.num_computed, chunk)) {
+    Request* victim = pick_victim();
+    if (victim == &request && running_.size() == 1 && chunk > 1) {
+      chunk /= 2;
+      continue;
+    }
+    preempt(*victim);
+    if (victim == &request) return 0;
+  }
+  return chunk;
+}
+
+Request* Scheduler::pick_victim() const {
+  Request* paused = pick_paused_victim();
+  return paused != nullptr ? paused : youngest(running_, false);
+}
+
+Request* Scheduler::pick_paused_victim() const { return youngest(running_, true); }
+
+void Scheduler::preempt(Request& victim) {
+  unschedule(victim);
+  cache_.release(victim.blocks);
+  victim.num_computed = 0;
+  ++victim.num_preemptions;
+  ++num_preemptions_;
+  std::erase(running_, &victim);
+  insert_by_arrival(waiting_, victim);
+}
+
+void Scheduler::unschedule(const Request& request) {
+  const auto found = std::find_if(batch_.begin(), batch_.end(),
+                                  [&](const BatchEntry& entry) { return entry.request == &request; });
+  if (found == batch_.end()) return;
+  tokens_left_ += found->num_tokens;
+  rows_left_ += found->wants_logits;
+  batch_.erase(found);
+}
+
+void Scheduler::schedule_chunk(Request& request, int32_t chunk) {
+  const bool wants_logits = chunk == request.num_uncomputed();
+  batch_.push_back({&request, chunk, wants_logits, request.decoding()});
+  tokens_left_ -= chunk;
+  rows_left_ -= wants_logits;
+}
+
+void Scheduler::complete() {
+  for (const BatchEntry& entry : batch_) {
+    Request& request = *entry.request;
+    request.num_computed += entry.num_tokens;
+    assert(request.num_computed <= request.num_tokens() && "computed more tokens than there are");
+    if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, cache_.block_size());
+    cache_.publish(request.blocks, request.keys, request.num_computed);
+  }
+}
+
+bool Scheduler::only_paused() const {
+  const auto paused = [](const Request* request) { return request->paused; };
+  return std::all_of(running_.begin(), running_.end(), paused) &&
+         std::all_of(waiting_.begin(), waiting_.end(), paused);
+}
+
+}  // namespace trunnion::serving

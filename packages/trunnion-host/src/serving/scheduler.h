@@ -1,0 +1,69 @@
+// Which tokens of which requests run in the next step: continuous batching, chunked prefill, preemption.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "serving/event_queue.h"
+#include "serving/kv_cache.h"
+#include "serving/request.h"
+
+namespace trunnion::serving {
+
+struct BatchEntry {
+  Request* request = nullptr;
+  int32_t num_tokens = 0;   // from request->num_computed on
+  bool wants_logits = false;  // the chunk reaches the newest token
+  bool is_decode = false;
+};
+
+// Decodes first, then prompts; both in order of arrival. A preempted request gives its blocks back and computes its
+// tokens, output included, anew. A request whose consumer is behind is not scheduled, and is the first to be preempted.
+class Scheduler {
+ public:
+  Scheduler(const trn_limits& limits, KvCache& cache, const EventHub& hub);
+
+  // Requests are the caller's and stay until remove().
+  void add(Request& request);
+  // Finished or cancelled: its blocks are free.
+  void remove(Request& request);
+  // The step before left its slots undefined: forget them and start over.
+  void recompute(Request& request);
+
+  // The next step, decodes first; empty when no request can run now. Valid until the next call.
+  const std::vector<BatchEntry>& schedule();
+  // The batch has run: advance and publish. To be called before tokens are appended.
+  void complete();
+
+  // True if an empty batch means waiting for consumers only.
+  bool only_paused() const;
+  const std::vector<Request*>& running() const { return running_; }
+  const std::vector<Request*>& waiting() const { return waiting_; }
+  uint64_t num_preemptions() const { return num_preemptions_; }
+  uint64_t prefix_hit_tokens() const { return prefix_hit_tokens_; }
+
+ private:
+  void refresh_paused();
+  void schedule_running(bool decodes);
+  void schedule_waiting();
+  bool admit(Request& request);
+  int32_t next_chunk(const Request& request) const;
+  // Blocks for a chunk of at most `chunk` tokens, others preempted if need be; 0 when `request` itself had to go.
+  int32_t reserve(Request& request, int32_t chunk);
+  Request* pick_victim() const;
+  Request* pick_paused_victim() const;
+  void preempt(Request& victim);
+  void unschedule(const Request& request);
+  void schedule_chunk(Request& request, int32_t chunk);
+
+  const trn_limits limits_;
+  KvCache& cache_;
+  const EventHub& hub_;
+  std::vector<Request*> running_, waiting_;  // both in order of arrival
+  std::vector<Request*> order_;              // scratch: running_ changes under preemption
+  std::vector<BatchEntry> batch_;
+  int32_t tokens_left_ = 0, rows_left_ = 0;
+  uint64_t num_preemptions_ = 0, prefix_hit_tokens_ = 0;
+};
+
+}  // namespace trunnion::serving

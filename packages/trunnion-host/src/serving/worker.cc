@@ -1,0 +1,191 @@
+#include "serving/worker.h"
+
+#include <cassert>
+#include <stdexcept>
+
+#include "serving/cache_sizing.h"
+
+namespace trunnion::serving {
+namespace {
+
+const char* off_reason(const HostOptions& options, const std::vector<CacheGroup>& groups) {
+  if (!options.prefix_caching) return "off by option";
+  for (const CacheGroup& group : groups) {
+    if (group.recurrent()) return "a recurrent group keeps one state per request, not one per block";
+  }
+  return "";
+}
+
+}  // namespace
+
+Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Watchdog& watchdog)
+    : options_(options),
+      hub_(hub),
+      board_(board),
+      watchdog_(watchdog),
+      executor_(options.executor),
+      model_info_(executor_.model_info()),
+      sampler_(model_info_.vocab_size) {
+  const auto specs = executor_.kv_cache_spec();
+  const auto groups = read_groups(specs, options.executor.limits.max_model_len);
+  const auto num_blocks = size_groups(groups, options);
+  executor_.allocate_kv_cache(num_blocks);
+  warm_up_report_ = executor_.warm_up();
+  for (int32_t set = 0; set < model_info_.num_buffer_sets; ++set) buffers_.push_back(executor_.input_buffers(set));
+
+  stats_.prefix_caching_off_reason = off_reason(options, groups);
+  stats_.totals.struct_size = sizeof stats_.totals;
+  stats_.totals.prefix_caching = stats_.prefix_caching_off_reason.empty();
+  for (size_t g = 0; g < groups.size(); ++g) stats_.totals.kv_bytes += groups[g].bytes_per_block * num_blocks[g];
+  cache_.emplace(groups, num_blocks, stats_.totals.prefix_caching != 0);
+  admission_.emplace(options.executor.limits, model_info_.vocab_size, *cache_);
+  scheduler_.emplace(options.executor.limits, *cache_, hub_);
+  builder_.emplace(cache_->groups(), model_info_.required_fields);
+  flush();
+}
+
+void Worker::add(std::unique_ptr<Request> request) {
+  scheduler_->add(*request);
+  requests_.emplace(request->id, std::move(request));
+}
+
+void Worker::cancel(uint64_t request_id) {
+  const auto found = requests_.find(request_id);
+  if (found == requests_.end()) return;
+  finish(*found->second, TRN_FINISH_CANCELLED);
+  flush();
+}
+
+void Worker::reset_prefix_cache() {
+  cache_->reset_prefix_cache();
+  flush();
+}
+
+void Worker::cancel_all(const std::string& reason) {
+  while (!requests_.empty()) finish(*requests_.begin()->second, TRN_FINISH_CANCELLED, reason);
+  flush();
+}
+
+bool Worker::step() {
+  const auto started = Clock::now();
+  batch_ = &scheduler_->schedule();
+  if (batch_->empty()) {
+    if (!scheduler_->only_paused()) throw std::logic_error("the scheduler found nothing to run among runnable requests");
+    flush();
+    return false;
+  }
+  const int32_t set = static_cast<int32_t>(stats_.totals.steps % buffers_.size());
+  const trn_forward_batch batch = builder_->build(*batch_, set, buffers_[set]);
+  const Outcome outcome = execute(batch);
+  if (!outcome.refused.empty()) {
+    handle_refused(outcome.refused);
+  } else if (!outcome.failed.empty()) {
+    handle_failed(outcome.failed);
+  } else {
+    scheduler_->complete();
+    sample_all(*outcome.output);
+  }
+  count_step(Clock::now() - started, batch);
+  flush();
+  return true;
+}
+
+Worker::Outcome Worker::execute(const trn_forward_batch& batch) {
+  Outcome outcome;
+  ++stats_.totals.steps;
+  const Watchdog::Guard guard(watchdog_);
+  try {
+    outcome.output = executor_.execute(batch);
+    executor_.wait(outcome.output->fence);
+  } catch (const Refused& error) {
+    outcome.refused = "the executor refused " + error.field() + ": " + error.what();
+  } catch (const Failed& error) {
+    outcome.failed = std::string("the step failed twice: ") + error.what();
+  }
+  return outcome;
+}
+
+void Worker::handle_refused(const std::string& text) {
+  ++stats_.totals.refused_steps;
+  for (const BatchEntry& entry : *batch_) finish(*entry.request, TRN_FINISH_ERROR, text);
+}
+
+void Worker::handle_failed(const std::string& text) {
+  ++stats_.totals.failed_steps;
+  for (const BatchEntry& entry : *batch_) {
+    Request& request = *entry.request;
+    const bool failed_before = request.failed_before;
+    // Also for a request that ends: its blocks must not be found again.
+    scheduler_->recompute(request);
+    request.failed_before = true;
+    if (failed_before) finish(request, TRN_FINISH_ERROR, text);
+  }
+}
+
+void Worker::sample_all(const trn_forward_output& output) {
+  const auto vocab_size = static_cast<size_t>(model_info_.vocab_size);
+  const float* row = output.logits;
+  for (const BatchEntry& entry : *batch_) {
+    if (!entry.wants_logits) continue;
+    Request& request = *entry.request;
+    const bool may_stop = request.num_outputs() >= request.sampling.min_tokens;
+    const std::span<const int32_t> banned = may_stop ? std::span<const int32_t>{} : request.stop_ids;
+    const auto position = static_cast<uint64_t>(request.num_tokens());
+    take(request, sampler_.sample({row, vocab_size}, request.sampling, position, banned));
+    row += vocab_size;
+  }
+}
+
+void Worker::take(Request& request, Sample sample) {
+  if (sample.error != nullptr) return finish(request, TRN_FINISH_ERROR, sample.error);
+  request.failed_before = false;
+  if (request.stops_at(sample.token_id)) return finish(request, TRN_FINISH_STOP, "", sample.token_id);
+  request.tokens.push_back(sample.token_id);
+  ++stats_.totals.output_tokens;
+  tokens_out_.emplace_back(request.channel, TokenEvent{sample.token_id, sample.logprob, std::move(sample.top)});
+  if (request.num_tokens() >= request.max_total_tokens) finish(request, TRN_FINISH_LENGTH);
+}
+
+void Worker::count_step(Clock::duration duration, const trn_forward_batch& batch) {
+  const double seconds = std::chrono::duration<double>(duration).count();
+  const int32_t num_prefill = batch.num_tokens - batch.num_decodes;
+  stats_.totals.decode_tokens += static_cast<uint64_t>(batch.num_decodes);
+  stats_.totals.prefill_tokens += static_cast<uint64_t>(num_prefill);
+  stats_.totals.decode_seconds += seconds * batch.num_decodes / batch.num_tokens;
+  stats_.totals.prefill_seconds += seconds * num_prefill / batch.num_tokens;
+}
+
+void Worker::finish(Request& request, int32_t reason, const std::string& error, int32_t stop_id) {
+  scheduler_->remove(request);
+  finishes_out_.emplace_back(request.channel, FinishEvent{.reason = reason,
+                                                          .stop_id = stop_id,
+                                                          .num_prompt_tokens = request.num_prompt_tokens,
+                                                          .num_cached_tokens = std::max(0, request.num_cached_tokens),
+                                                          .num_output_tokens = request.num_outputs(),
+                                                          .num_preemptions = request.num_preemptions,
+                                                          .seed = request.sampling.seed,
+                                                          .error = error});
+  requests_.erase(request.id);
+}
+
+void Worker::flush() {
+  const trn_executor_stats executor = executor_.stats();
+  trn_host_stats& totals = stats_.totals;
+  totals.execute_calls = executor.executes + executor.refused + executor.failed;
+  totals.gil_entries = executor.gil_entries;
+  totals.step_gil_entries = executor.step_gil_entries;
+  totals.gil_wait_seconds = executor.gil_wait_seconds;
+  totals.execute_seconds = executor.execute_seconds;
+  totals.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
+  totals.preemptions = scheduler_->num_preemptions();
+  totals.running = static_cast<int32_t>(scheduler_->running().size());
+  totals.waiting = static_cast<int32_t>(scheduler_->waiting().size());
+  stats_.read(*cache_);
+  board_.publish(stats_);
+  for (auto& [channel, token] : tokens_out_) hub_.push(*channel, std::move(token));
+  for (auto& [channel, finish] : finishes_out_) hub_.finish(*channel, std::move(finish));
+  tokens_out_.clear();
+  finishes_out_.clear();
+}
+
+}  // namespace trunnion::serving

@@ -1,0 +1,79 @@
+// The loop thread's side of a host: the executor, the caches, the requests, and one step at a time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "serving/admission.h"
+#include "serving/event_queue.h"
+#include "serving/host_options.h"
+#include "serving/host_stats.h"
+#include "serving/input_builder.h"
+#include "serving/sampler.h"
+#include "serving/scheduler.h"
+#include "serving/watchdog.h"
+#include "trunnion/executor.hpp"
+
+namespace trunnion::serving {
+
+// Made, used and destroyed on one thread: it owns the executor.
+class Worker {
+ public:
+  // Loads the model, allocates the caches, warms up. Throws trunnion::Error or std::invalid_argument.
+  Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Watchdog& watchdog);
+
+  const Admission& admission() const { return *admission_; }
+  const std::string& warm_up_report() const { return warm_up_report_; }
+
+  void add(std::unique_ptr<Request> request);
+  void cancel(uint64_t request_id);
+  void reset_prefix_cache();
+  // Ends every request and shows that nothing is held.
+  void cancel_all(const std::string& reason);
+
+  // One execute, its samples and its events; false when no request can run now. Throws trunnion::Fatal.
+  bool step();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Outcome {
+    std::optional<trn_forward_output> output;
+    std::string refused, failed;
+  };
+
+  Outcome execute(const trn_forward_batch& batch);
+  void handle_refused(const std::string& text);
+  void handle_failed(const std::string& text);
+  void sample_all(const trn_forward_output& output);
+  void take(Request& request, Sample sample);
+  void count_step(Clock::duration duration, const trn_forward_batch& batch);
+  void finish(Request& request, int32_t reason, const std::string& error = "", int32_t stop_id = -1);
+  // Show the figures first, then send the events: who reads an event finds its effects in the stats.
+  void flush();
+
+  const HostOptions& options_;
+  EventHub& hub_;
+  StatsBoard& board_;
+  Watchdog& watchdog_;
+  Executor executor_;
+  const trn_model_info model_info_;
+  std::vector<trn_input_buffers> buffers_;
+  std::string warm_up_report_;
+  std::optional<KvCache> cache_;
+  std::optional<Admission> admission_;
+  std::optional<Scheduler> scheduler_;
+  std::optional<InputBuilder> builder_;
+  Sampler sampler_;
+  std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
+  const std::vector<BatchEntry>* batch_ = nullptr;  // of the current step
+  std::vector<std::pair<std::shared_ptr<Channel>, TokenEvent>> tokens_out_;
+  std::vector<std::pair<std::shared_ptr<Channel>, FinishEvent>> finishes_out_;
+  HostStats stats_;
+};
+
+}  // namespace trunnion::serving
