@@ -28,7 +28,7 @@ def causal_conv1d_silu(
     """`silu(conv(x))`, channel by channel, over a token and the `kernel - 1` before it.
 
     x [B, S, C], state [B, C, kernel - 1] (the inputs before the first token, oldest first), weight [C, kernel],
-    bias [C] -> out [B, S, C], the state after the last token. Summed in float32.
+    bias [C] -> out [B, S, C], the state after the last token. S is at least 1. Summed in float32.
     """
     num_tokens = x.shape[1]
     history = torch.cat((state.to(x.dtype), x.transpose(1, 2)), dim=-1)  # [B, C, kernel - 1 + S]

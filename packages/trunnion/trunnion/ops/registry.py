@@ -49,6 +49,10 @@ class OperatorRegistry:
         """Names of all defined operators."""
         return tuple(sorted(self._references))
 
+    def reference(self, op_name: str) -> Kernel:
+        """The reference implementation of `op_name`, called without the dispatcher."""
+        return self._references[op_name]
+
     def register(self, package: str, device_key: str, op_name: str, fn: Kernel) -> None:
         """Run `fn` for operator `op_name` on `device_key` ("CPU", "CUDA", "PrivateUse1").
 

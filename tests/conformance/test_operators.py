@@ -1,0 +1,120 @@
+"""Every operator on the device of the package under test against its reference on the CPU, at odd sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from trunnion.interfaces.hardware import Hardware
+from trunnion.ops.registry import OPERATORS
+
+SIZES = (0, 1, 7, 63)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+Noise = Callable[..., torch.Tensor]
+Arguments = list[object]
+
+
+def _rope_table(positions: int, rotary_dim: int) -> torch.Tensor:
+    angles = torch.arange(positions).unsqueeze(1) * torch.rand(rotary_dim // 2)
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+def _rotary(noise: Noise, rows: int, rotary_dim: int, interleaved: bool) -> Arguments:
+    positions = torch.randint(0, 50, (rows,), dtype=torch.int32)
+    return [noise(rows, 3, 16), noise(rows, 1, 16), positions, _rope_table(50, rotary_dim), interleaved]
+
+
+def _logits(rows: int, experts: int) -> torch.Tensor:
+    """No two experts close enough for rounding to choose."""
+    order = torch.argsort(torch.rand(rows, experts), dim=1)
+    return order.float() * 0.37 - 1.0
+
+
+def _experts(noise: Noise, rows: int) -> Arguments:
+    """The last expert gets no token."""
+    weights = torch.rand(rows, 2)
+    ids = torch.rand(rows, 4).argsort(dim=1)[:, :2]
+    return [noise(rows, 16), noise(5, 14, 16), noise(5, 16, 7), weights, ids]
+
+
+def _delta_rule(noise: Noise, rows: int) -> Arguments:
+    shape = (2, rows)
+    decay = -torch.rand(*shape, 4)
+    return [noise(*shape, 2, 8), noise(*shape, 2, 8), noise(*shape, 4, 6), decay, torch.rand(*shape, 4), _state()]
+
+
+def _state() -> torch.Tensor:
+    return torch.randn(2, 4, 8, 6)
+
+
+CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
+    "rms_norm": {
+        "plain": lambda noise, rows: [noise(rows, 24), noise(24), 1e-6, False],
+        "unit-offset": lambda noise, rows: [noise(rows, 24), noise(24), 1e-6, True],
+        "heads": lambda noise, rows: [noise(rows, 3, 16), noise(16), 1e-5, False],
+    },
+    "fused_add_rms_norm": {
+        "plain": lambda noise, rows: [noise(rows, 24), noise(rows, 24), noise(24), 1e-6, False],
+        "unit-offset": lambda noise, rows: [noise(rows, 24), noise(rows, 24), noise(24), 1e-6, True],
+    },
+    "rms_norm_gated": {"plain": lambda noise, rows: [noise(rows, 3, 8), noise(rows, 3, 8), noise(8), 1e-6]},
+    "rotary_embedding": {
+        "halves": lambda noise, rows: _rotary(noise, rows, 16, False),
+        "interleaved": lambda noise, rows: _rotary(noise, rows, 16, True),
+        "partial": lambda noise, rows: _rotary(noise, rows, 6, False),
+    },
+    "silu_and_mul": {"plain": lambda noise, rows: [noise(rows, 22)]},
+    "gelu_tanh_and_mul": {"plain": lambda noise, rows: [noise(rows, 22)]},
+    "topk_softmax": {
+        "plain": lambda noise, rows: [_logits(rows, 6), 2, False],
+        "renormalised": lambda noise, rows: [_logits(rows, 6), 3, True],
+    },
+    "grouped_topk": {"plain": lambda noise, rows: [_logits(rows, 8), 3, 4, 2, False]},
+    "fused_experts": {"plain": _experts},
+    "causal_conv1d_silu": {
+        "plain": lambda noise, rows: [noise(2, rows + 1, 10), noise(2, 10, 3), noise(10, 4), None],
+        "bias": lambda noise, rows: [noise(2, rows + 1, 10), noise(2, 10, 3), noise(10, 4), noise(10)],
+    },
+    "gated_delta_rule": {"plain": _delta_rule},
+}
+
+RUNS = [
+    pytest.param(name, build, dtype, rows, id=f"{name}-{case}-{str(dtype).removeprefix('torch.')}-{rows}")
+    for name, cases in CASES.items()
+    for case, build in cases.items()
+    for dtype in TOLERANCE
+    for rows in SIZES
+]
+
+
+def test_every_operator_has_a_case() -> None:
+    """A new operator is not covered by accident."""
+    assert set(CASES) == set(OPERATORS.names())
+
+
+@pytest.mark.parametrize(("name", "build", "dtype", "rows"), RUNS)
+def test_operator_equals_reference(
+    hardware: Hardware, name: str, build: Callable[[Noise, int], Arguments], dtype: torch.dtype, rows: int
+) -> None:
+    """Values, shapes, dtypes; the arguments are left as they were."""
+    device = hardware.initialize(0)
+    torch.manual_seed(rows + 5)
+    arguments = build(lambda *shape: torch.randn(*shape).to(dtype), rows)
+    moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in arguments]
+    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in moved]
+    with torch.inference_mode():
+        expected = OPERATORS.reference(name)(*arguments)
+        actual = getattr(getattr(torch.ops, OPERATORS.namespace), name)(*moved)
+    for want, got in zip(_tuple(expected), _tuple(actual), strict=True):
+        assert got.device.type == device.type
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(got.cpu(), want, rtol=tolerance, atol=tolerance)
+    for was, value in zip(before, moved, strict=True):
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, was, rtol=0, atol=0)
+
+
+def _tuple(value: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
