@@ -119,6 +119,7 @@ class Requests:
             rows.append(torch.cat([*real, padding]))
         out = self.group.run(1, *rows, self.sinks)
         assert out.shape == rows[0].shape and out.dtype == self.spec.dtype
+        assert (out[step.counts.num_tokens :] == 0).all(), "padding rows reached the output"
         return out[: step.counts.num_tokens]
 
     def expected(self, request: int) -> torch.Tensor:

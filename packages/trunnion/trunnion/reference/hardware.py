@@ -21,6 +21,9 @@ from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import SCORE_BYTES, ReferenceAttentionGroup
 from trunnion.reference.collectives import GlooCollectives
 from trunnion.reference.linear_method import UnquantizedLinearMethod
+from trunnion.reference.mla import ReferenceMLAGroup
+from trunnion.reference.moe_method import UnquantizedMoEMethod
+from trunnion.reference.recurrent import ReferenceRecurrentGroup
 from trunnion.reference.runner import EagerRunner
 
 LIVE_ACTIVATIONS = 12
@@ -38,11 +41,7 @@ class ReferenceHardware(Hardware):
         if isinstance(spec, AttentionSpec):
             return ReferenceAttentionGroup, reason
         if isinstance(spec, MLASpec):
-            from trunnion.reference.mla import ReferenceMLAGroup
-
             return ReferenceMLAGroup, reason
-        from trunnion.reference.recurrent import ReferenceRecurrentGroup
-
         return ReferenceRecurrentGroup, reason
 
     def linear_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> LinearMethod:
@@ -50,8 +49,6 @@ class ReferenceHardware(Hardware):
         return UnquantizedLinearMethod()
 
     def moe_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> MoEMethod:
-        from trunnion.reference.moe_method import UnquantizedMoEMethod
-
         self._refuse_quantization(quantization, prefix)
         return UnquantizedMoEMethod()
 

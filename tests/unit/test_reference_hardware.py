@@ -1,0 +1,126 @@
+"""The reference hardware serves every group and refuses quantisation; its runner plans once and runs once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trunnion.contract import BatchCounts, BatchTensors, WarmUpReport
+from trunnion.errors import UnsupportedError
+from trunnion.interfaces.attention import AttentionSpec, MLASpec, RecurrentSpec, StepInputs
+from trunnion.interfaces.collectives import NoCollectives
+from trunnion.ops.registry import OPERATORS
+from trunnion.reference import ReferenceHardware
+from trunnion.reference.linear_method import UnquantizedLinearMethod
+
+SPECS = [
+    AttentionSpec(num_qo_heads=2, num_kv_heads=1, head_dim=4, scale=1.0, dtype=torch.float32),
+    MLASpec(num_qo_heads=2, kv_lora_rank=4, rope_head_dim=2, scale=1.0, dtype=torch.float32),
+    RecurrentSpec(num_k_heads=1, num_v_heads=2, head_k_dim=4, head_v_dim=4, conv_kernel_size=3, dtype=torch.float32),
+]
+
+
+class ToyHardware(ReferenceHardware):
+    """A package that overrides nothing."""
+
+    name = "toy"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
+def test_every_group_kind_is_served_and_says_it_is_the_reference(spec: AttentionSpec) -> None:
+    group_class, reason = ToyHardware().group_class(spec)
+    assert reason is not None and "'toy'" in reason and type(spec).__name__ in reason
+    tensors = group_class.cache_tensors(spec, 4)
+    assert tensors and group_class(spec, 1, torch.device("cpu")).num_layers == 1
+
+
+def test_quantisation_is_refused_by_name() -> None:
+    hardware = ToyHardware()
+    for refuse in (hardware.linear_method, hardware.moe_method):
+        with pytest.raises(UnsupportedError, match=r"model\.mlp: quantisation 'awq' is not supported on 'toy'"):
+            refuse({"quant_method": "awq"}, "model.mlp")
+    assert isinstance(hardware.linear_method(None, "model.mlp"), UnquantizedLinearMethod)
+
+
+def test_one_rank_needs_no_group() -> None:
+    assert isinstance(ToyHardware().collectives(0, 1, ""), NoCollectives)
+    with pytest.raises(ValueError, match="2 ranks need a tp_init_method"):
+        ToyHardware().collectives(0, 2, "")
+
+
+def test_operators_without_a_kernel_are_listed() -> None:
+    hardware = ToyHardware()
+    hardware.device_type = "xpu"
+    assert set(hardware.on_reference()) == set(OPERATORS.names())
+    OPERATORS.register("toy", "XPU", "rms_norm", lambda *args: args[0])
+    try:
+        assert set(OPERATORS.names()) - set(hardware.on_reference()) == {"rms_norm"}
+    finally:
+        OPERATORS.unregister("toy")
+
+
+class RecordingModel(nn.Module):
+    """Returns its ids as hidden states, and logits that are the hidden states doubled."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+        self.proj = nn.Parameter(torch.ones(3, 5))
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        self.events.append("forward")
+        assert torch.is_inference_mode_enabled()
+        return (input_ids + positions).float().unsqueeze(-1).expand(-1, 3)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.events.append("logits")
+        return hidden * 2
+
+
+class RecordingGroup:
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self.events = name, events
+
+    def plan(self, step: StepInputs) -> None:
+        self.events.append(f"plan {self.name}")
+
+
+def _step(num_tokens: int, rows: list[int]) -> StepInputs:
+    ints = torch.arange(num_tokens, dtype=torch.int32)
+    tensors = BatchTensors(
+        input_ids=ints * 10,
+        positions=ints,
+        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
+        seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
+        logits_indices=torch.tensor(rows, dtype=torch.int32),
+    )
+    return StepInputs(BatchCounts(num_tokens=num_tokens, num_reqs=1, num_logits=len(rows)), tensors, tensors)
+
+
+def test_eager_runner_plans_every_group_then_runs_once() -> None:
+    events: list[str] = []
+    groups = [RecordingGroup("full", events), RecordingGroup("window", events)]
+    runner = ToyHardware().create_runner(RecordingModel(events), groups)  # type: ignore[arg-type]
+    hidden, logits = runner.run(_step(5, [4, 0, 4]))
+    assert events == ["plan full", "plan window", "forward", "logits"]
+    assert hidden[:, 0].tolist() == [0, 11, 22, 33, 44]
+    assert logits[:, 0].tolist() == [88, 0, 88]
+
+
+def test_eager_runner_without_tokens() -> None:
+    hidden, logits = ToyHardware().create_runner(RecordingModel([]), []).run(_step(0, []))
+    assert hidden.shape == (0, 3) and logits.shape == (0, 3)
+
+
+def test_eager_runner_reports_that_it_captures_nothing() -> None:
+    report = WarmUpReport()
+    ToyHardware().create_runner(RecordingModel([]), []).warm_up(report)
+    assert report.captured == [] and set(report.eager) == {"decode", "mixed"}
+
+
+def test_memory_profile_counts_weights_and_grows_with_the_step() -> None:
+    hardware, model = ToyHardware(), RecordingModel([])
+    small, large = hardware.memory_profile(model, 1, 1), hardware.memory_profile(model, 100, 10)
+    assert small.weights == 60
+    assert large.activations > small.activations > 0 and large.total > large.weights
