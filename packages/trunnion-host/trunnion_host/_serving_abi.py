@@ -1,0 +1,231 @@
+"""serving.h as ctypes sees it: structs, constants and signatures; a test holds both against each other."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import (
+    POINTER,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trunnion_host
+
+if TYPE_CHECKING:
+    from trunnion_host.serving import HostConfig, SamplingParams
+
+ABI_VERSION = 1
+CONTRACT_VERSION = 1
+MAX_LOGPROBS = 20
+ERROR_SIZE = 256
+
+OK, TIMEOUT, INVALID, UNKNOWN_REQUEST, CLOSED, DEAD = range(6)
+EVENT_TOKEN, EVENT_FINISHED = 1, 2
+FINISH_REASONS = ("", "stop", "length", "cancelled", "error")
+
+
+class Limits(ctypes.Structure):
+    """trn_limits"""
+
+    _fields_ = [
+        ("max_num_tokens", c_int32),
+        ("max_num_seqs", c_int32),
+        ("max_model_len", c_int32),
+        ("max_logits_rows", c_int32),
+        ("block_size", c_int32),
+    ]
+
+
+class CreateOptions(ctypes.Structure):
+    """trn_create_options"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("abi_version", c_uint32),
+        ("contract_version", c_uint32),
+        ("reserved", c_uint32),
+        ("model", c_char_p),
+        ("hardware", c_char_p),
+        ("dtype", c_char_p),
+        ("device_index", c_int32),
+        ("tp_rank", c_int32),
+        ("tp_size", c_int32),
+        ("show_progress", c_int32),
+        ("tp_init_method", c_char_p),
+        ("limits", Limits),
+    ]
+
+
+class HostOptions(ctypes.Structure):
+    """trn_host_options"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("queue_size", c_int32),
+        ("prefix_caching", c_int32),
+        ("exit_on_fatal", c_int32),
+        ("watchdog_s", c_double),
+        ("num_blocks", POINTER(c_int32)),
+        ("num_groups", c_int32),
+        ("kv_blocks", c_int32),
+        ("kv_bytes", c_int64),
+        ("executor", CreateOptions),
+    ]
+
+
+class HostSampling(ctypes.Structure):
+    """trn_host_sampling"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("top_k", c_int32),
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("seed", c_uint64),
+        ("has_seed", c_int32),
+        ("max_tokens", c_int32),
+        ("min_tokens", c_int32),
+        ("ignore_eos", c_int32),
+        ("num_logprobs", c_int32),
+    ]
+
+
+class HostRequest(ctypes.Structure):
+    """trn_host_request"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("num_tokens", c_int32),
+        ("token_ids", POINTER(c_int32)),
+        ("stop_ids", POINTER(c_int32)),
+        ("eos_ids", POINTER(c_int32)),
+        ("num_stop_ids", c_int32),
+        ("num_eos_ids", c_int32),
+        ("sampling", HostSampling),
+    ]
+
+
+class HostEvent(ctypes.Structure):
+    """trn_host_event"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("type", c_int32),
+        ("request_id", c_uint64),
+        ("token_id", c_int32),
+        ("logprob", c_float),
+        ("num_top", c_int32),
+        ("top_ids", c_int32 * MAX_LOGPROBS),
+        ("top_logprobs", c_float * MAX_LOGPROBS),
+        ("finish_reason", c_int32),
+        ("stop_id", c_int32),
+        ("num_prompt_tokens", c_int32),
+        ("num_cached_tokens", c_int32),
+        ("num_output_tokens", c_int32),
+        ("num_preemptions", c_int32),
+        ("seed", c_uint64),
+        ("error", c_char * ERROR_SIZE),
+    ]
+
+
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "trn_host_create": (c_int32, [POINTER(HostOptions), POINTER(c_void_p), c_char_p, c_size_t]),
+    "trn_host_submit": (c_int32, [c_void_p, POINTER(HostRequest), POINTER(c_uint64), c_char_p, c_size_t]),
+    "trn_host_next_event": (c_int32, [c_void_p, c_uint64, c_int64, POINTER(HostEvent)]),
+    "trn_host_cancel": (c_int32, [c_void_p, c_uint64]),
+    "trn_host_stats_json": (c_size_t, [c_void_p, c_char_p, c_size_t]),
+    "trn_host_warm_up_report": (c_size_t, [c_void_p, c_char_p, c_size_t]),
+    "trn_host_reset_prefix_cache": (c_int32, [c_void_p]),
+    "trn_host_shutdown": (None, [c_void_p]),
+    "trn_host_close": (None, [c_void_p]),
+}
+
+
+def load(path: Path | None = None) -> ctypes.CDLL:
+    """The library with its signatures set; CDLL, so the GIL is free while C waits."""
+    library = ctypes.CDLL(str(path if path is not None else trunnion_host.library_path()))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def _ids(ids: Sequence[int]) -> ctypes.Array[c_int32]:
+    for index, value in enumerate(ids):
+        if not -(2**31) <= value < 2**31:
+            # ctypes would wrap it around to an id that may exist.
+            raise ValueError(f"token id {value} at {index} does not fit 32 bits")
+    return (c_int32 * len(ids))(*ids)
+
+
+def host_options(config: HostConfig) -> HostOptions:
+    """`config` as the C struct; it keeps the memory it points to alive."""
+    executor = CreateOptions(
+        struct_size=ctypes.sizeof(CreateOptions),
+        abi_version=ABI_VERSION,
+        contract_version=CONTRACT_VERSION,
+        model=config.model.encode(),
+        hardware=config.hardware.encode(),
+        dtype=config.dtype.encode(),
+        device_index=config.device_index,
+        tp_size=1,
+        show_progress=config.show_progress,
+        limits=Limits(
+            config.max_num_tokens,
+            config.max_num_seqs,
+            config.max_model_len,
+            config.max_logits_rows or config.max_num_seqs,
+            config.block_size,
+        ),
+    )
+    return HostOptions(
+        struct_size=ctypes.sizeof(HostOptions),
+        queue_size=config.queue_size,
+        prefix_caching=config.prefix_caching,
+        exit_on_fatal=config.exit_on_fatal,
+        watchdog_s=config.watchdog_s,
+        num_blocks=_ids(config.num_blocks) if config.num_blocks else None,
+        num_groups=len(config.num_blocks),
+        kv_blocks=config.kv_blocks,
+        kv_bytes=config.kv_bytes,
+        executor=executor,
+    )
+
+
+def host_request(token_ids: Sequence[int], sampling: SamplingParams) -> HostRequest:
+    """A request as the C struct; it keeps the memory it points to alive."""
+    return HostRequest(
+        struct_size=ctypes.sizeof(HostRequest),
+        num_tokens=len(token_ids),
+        token_ids=_ids(token_ids),
+        stop_ids=_ids(sampling.stop_ids),
+        eos_ids=_ids(sampling.eos_ids),
+        num_stop_ids=len(sampling.stop_ids),
+        num_eos_ids=len(sampling.eos_ids),
+        sampling=HostSampling(
+            struct_size=ctypes.sizeof(HostSampling),
+            top_k=sampling.top_k,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=0 if sampling.seed is None else sampling.seed & (2**64 - 1),
+            has_seed=sampling.seed is not None,
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
+            num_logprobs=-1 if sampling.num_logprobs is None else sampling.num_logprobs,
+        ),
+    )

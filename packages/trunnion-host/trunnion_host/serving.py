@@ -1,0 +1,319 @@
+"""The reference serving host from Python: submit token ids, read events; the loop and its thread are C++."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trunnion_host import _serving_abi as abi
+
+POLL_MS = 100
+"""The longest wait inside C: Ctrl-C is noticed between two waits."""
+
+
+class HostError(Exception):
+    """What the serving host says, in one line."""
+
+
+class InvalidError(HostError, ValueError):
+    """An option or a request that can never run; the line names the value and the limit."""
+
+
+class UnknownRequestError(HostError, KeyError):
+    """A request that was never submitted, or whose finished event has been read."""
+
+    __str__ = Exception.__str__
+
+
+class ClosedError(HostError):
+    """The host has been closed and every event has been read."""
+
+
+class DeadError(HostError):
+    """The executor failed for good (FATAL, or the watchdog's timeout)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostConfig:
+    """What a host runs and how much it may hold. The fields of `Limits` keep their meaning."""
+
+    model: str
+    """A folder with config.json and safetensors, or a .gguf file."""
+    hardware: str = "cpu"
+    """`null` (no Python, for tests), `cpu`, ..."""
+    dtype: str = "auto"
+    device_index: int = 0
+    max_num_tokens: int = 512
+    max_num_seqs: int = 16
+    max_model_len: int = 2048
+    max_logits_rows: int = 0
+    """0 = max_num_seqs."""
+    block_size: int = 16
+    num_blocks: Sequence[int] = ()
+    """Blocks (states) of each cache group, block 0 included; overrides `kv_blocks`."""
+    kv_blocks: int = 0
+    """Blocks of every attention group, block 0 included; 0 = see `kv_bytes`."""
+    kv_bytes: int = 0
+    """Bytes for all caches; 0 = enough for `max_num_seqs` requests of `max_model_len`."""
+    queue_size: int = 1024
+    """Unread tokens of a request before it is no longer scheduled."""
+    prefix_caching: bool = True
+    watchdog_s: float = 0.0
+    """Longest time of one step; 0 = no watchdog."""
+    exit_on_fatal: bool = True
+    """Print one line and exit with code 70 on a fatal error; otherwise the host is dead and says so."""
+    show_progress: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request picks its tokens and when it ends."""
+
+    temperature: float = 0.0
+    """0 = greedy."""
+    top_k: int = 0
+    """0 = all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """Random numbers are f(seed, position); None = a random seed, reported when the request finishes."""
+    max_tokens: int = 0
+    """0 = as many as `max_model_len` and the block pool allow."""
+    min_tokens: int = 0
+    """No stop or end-of-sequence id is sampled before."""
+    stop_ids: Sequence[int] = ()
+    eos_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    """None = no logprobs, 0 = of the sampled token, n = and of the n most likely (at most 20)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One token, or the end, of one request. The token that stops a request is reported in `stop_id` only."""
+
+    request_id: int
+    finished: bool
+    token_id: int = -1
+    logprob: float | None = None
+    """Of the raw logits; None if not asked for."""
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    """(id, logprob), most likely first."""
+    reason: str = ""
+    """`stop`, `length`, `cancelled` or `error`."""
+    stop_id: int | None = None
+    error: str = ""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStats:
+    """Blocks (states) of one cache group, without block 0."""
+
+    kind: str
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_peak: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """Figures since the host was created, consistent with every event read before."""
+
+    prefix_caching: bool
+    prefix_caching_off_reason: str
+    steps: int
+    execute_calls: int
+    refused_steps: int
+    failed_steps: int
+    prefill_tokens: int
+    decode_tokens: int
+    output_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    prefix_hit_tokens: int
+    preemptions: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_peak: int
+    kv_bytes: int
+    running: int
+    waiting: int
+    gil_entries: int
+    step_gil_entries: int
+    gil_wait_seconds: float
+    execute_seconds: float
+    groups: tuple[GroupStats, ...]
+
+
+class ServingHost:
+    """One executor behind continuous batching, usable from any thread.
+
+    Creating it blocks until the model is loaded and warm. `close()` (or leaving the `with` block) cancels what runs; a
+    host that nobody refers to any more is freed.
+
+    Args:
+        config: the model and the limits.
+        library: the shared library; by default the installed extension module.
+
+    Raises:
+        InvalidError: an option, or a model that cannot be loaded.
+        DeadError: the executor failed for good while starting.
+    """
+
+    def __init__(self, config: HostConfig, *, library: Path | None = None) -> None:
+        self._handle = ctypes.c_void_p()
+        self._library = abi.load(library)
+        self._logprobs: set[int] = set()
+        error = ctypes.create_string_buffer(2048)
+        options = abi.host_options(config)
+        status = self._library.trn_host_create(ctypes.byref(options), ctypes.byref(self._handle), error, len(error))
+        _check(status, error.value.decode(errors="replace"))
+
+    def submit(self, token_ids: Sequence[int], sampling: SamplingParams = SamplingParams()) -> int:
+        """Queue a prompt and return the request's id.
+
+        Raises:
+            InvalidError: an id outside the vocabulary, a parameter outside its limits, or a prompt that can never fit.
+            ClosedError, DeadError: the host takes no requests any more.
+        """
+        request = abi.host_request(token_ids, sampling)
+        request_id = ctypes.c_uint64()
+        error = ctypes.create_string_buffer(512)
+        status = self._library.trn_host_submit(
+            self._handle, ctypes.byref(request), ctypes.byref(request_id), error, len(error)
+        )
+        _check(status, error.value.decode(errors="replace"))
+        if sampling.num_logprobs is not None:
+            self._logprobs.add(request_id.value)
+        return request_id.value
+
+    def next_event(self, request_id: int | None = None, timeout: float | None = None) -> Event | None:
+        """The next event of a request, or of any; None after `timeout` seconds (None = wait for ever).
+
+        Raises:
+            UnknownRequestError: the request's finished event has been read, or there is no such request.
+            ClosedError, DeadError: no event will come any more.
+        """
+        event = abi.HostEvent(struct_size=ctypes.sizeof(abi.HostEvent))
+        rest_ms = None if timeout is None else max(0, round(timeout * 1000))
+        while True:
+            wait_ms = POLL_MS if rest_ms is None else min(POLL_MS, rest_ms)
+            status = self._library.trn_host_next_event(self._handle, request_id or 0, wait_ms, ctypes.byref(event))
+            if status == abi.OK:
+                return self._read(event)
+            if status != abi.TIMEOUT:
+                _check(status, f"no more events of {'any request' if request_id is None else f'request {request_id}'}")
+            if rest_ms is not None:
+                rest_ms -= wait_ms
+                if rest_ms <= 0:
+                    return None
+
+    def stream(self, request_id: int) -> Iterator[Event]:
+        """The events of one request up to and with its finished event. Left early, the request is cancelled."""
+        try:
+            while True:
+                event = self.next_event(request_id)
+                assert event is not None, "without a timeout an event comes or an error is raised"
+                yield event
+                if event.finished:
+                    return
+        finally:
+            self.cancel(request_id)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request; its finished event says `cancelled`, its blocks are free by then. Too late is harmless."""
+        _check(self._library.trn_host_cancel(self._handle, request_id), f"there is no request {request_id}")
+
+    def stats(self) -> Stats:
+        """Figures as of the last step."""
+        facts = self.stats_dict()
+        groups = tuple(GroupStats(**group) for group in facts.pop("groups"))
+        return Stats(groups=groups, **facts)
+
+    def stats_dict(self) -> dict[str, Any]:
+        """The same, as the host's JSON."""
+        facts: dict[str, Any] = json.loads(self._text(self._library.trn_host_stats_json))
+        return facts
+
+    def warm_up_report(self) -> dict[str, Any]:
+        """What the executor's `warm_up` reported."""
+        text = self._text(self._library.trn_host_warm_up_report)
+        report: dict[str, Any] = json.loads(text) if text else {}
+        return report
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached block; requests that run keep theirs."""
+        _check(self._library.trn_host_reset_prefix_cache(self._handle), "the host has been closed")
+
+    def close(self) -> None:
+        """Cancel what runs and close the executor. Events that wait can still be read. May be called twice."""
+        if self._handle:
+            self._library.trn_host_shutdown(self._handle)
+
+    def __enter__(self) -> ServingHost:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # No call can be in flight on an object that nobody refers to.
+        handle = getattr(self, "_handle", None)
+        if handle:
+            self._library.trn_host_close(handle)
+            handle.value = None
+
+    def _text(self, function: Any) -> str:
+        text = ctypes.create_string_buffer(4096)
+        length = function(self._handle, text, len(text))
+        if length >= len(text):
+            # The figures may have grown by some digits since.
+            text = ctypes.create_string_buffer(length + 256)
+            function(self._handle, text, len(text))
+        return text.value.decode()
+
+    def _read(self, event: abi.HostEvent) -> Event:
+        if event.type == abi.EVENT_TOKEN:
+            top = tuple((event.top_ids[i], event.top_logprobs[i]) for i in range(event.num_top))
+            logprob = event.logprob if event.request_id in self._logprobs else None
+            return Event(
+                request_id=event.request_id,
+                finished=False,
+                token_id=event.token_id,
+                logprob=logprob,
+                top_logprobs=top,
+            )
+        self._logprobs.discard(event.request_id)
+        return Event(
+            request_id=event.request_id,
+            finished=True,
+            reason=abi.FINISH_REASONS[event.finish_reason],
+            stop_id=None if event.stop_id < 0 else event.stop_id,
+            error=event.error.decode(errors="replace"),
+            num_prompt_tokens=event.num_prompt_tokens,
+            num_cached_tokens=event.num_cached_tokens,
+            num_output_tokens=event.num_output_tokens,
+            num_preemptions=event.num_preemptions,
+            seed=event.seed,
+        )
+
+
+def _check(status: int, text: str) -> None:
+    if status == abi.OK:
+        return
+    kinds = {abi.INVALID: InvalidError, abi.UNKNOWN_REQUEST: UnknownRequestError, abi.CLOSED: ClosedError}
+    raise kinds.get(status, DeadError)(text)
