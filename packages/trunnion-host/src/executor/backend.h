@@ -1,0 +1,85 @@
+// What stands behind contract.h: an executor without Python for tests, or the bridge to the Python one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trunnion/contract.h"
+
+namespace trunnion::executor {
+
+struct CacheTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  DLDataType dtype{};
+  std::int64_t bytes_per_block = 0;
+};
+
+struct CacheGroup {
+  trn_cache_kind kind = TRN_CACHE_FULL;
+  std::vector<std::string> layers;
+  std::vector<CacheTensor> tensors;
+  std::int32_t block_size = 0;
+  std::int32_t max_blocks_per_seq = 1;
+  std::int32_t window = 0;
+
+  bool recurrent() const noexcept { return kind == TRN_CACHE_RECURRENT; }
+};
+
+/// Facts that do not change between create and close.
+struct Description {
+  std::int32_t vocab_size = 0;
+  std::uint32_t required_fields = 0;
+  bool accepts_upper_bound_lens = false;
+  /// Outputs are complete when `execute` returns, `wait` has nothing to do.
+  bool synchronous = true;
+  /// Where caches lie.
+  DLDeviceType cache_device = kDLCPU;
+  std::vector<CacheGroup> groups;
+  trn_memory_profile profile{};
+};
+
+/// Lent memory of one buffer set. Everything outlives the calls that use it.
+struct BufferSet {
+  trn_input_buffers inputs{};
+  std::vector<trn_group_buffers> groups;
+};
+
+struct Counts {
+  std::int64_t num_tokens, num_reqs, num_logits, num_decodes, decode_query_len, max_query_len, max_seq_len,
+      lens_are_exact;
+};
+
+struct GilStats {
+  std::uint64_t entries = 0;
+  std::uint64_t step_entries = 0;
+  double step_wait_seconds = 0;
+};
+
+/// Errors are StatusError. Arguments have been validated by the caller.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const Description& description() const = 0;
+  virtual const BufferSet& buffer_set(std::int32_t index) = 0;
+  virtual void allocate_kv_cache(const std::vector<std::int32_t>& num_blocks) = 0;
+  virtual void bind_kv_cache(const trn_cache_tensor* tensors, std::int32_t num_tensors) = 0;
+  /// JSON.
+  virtual std::string warm_up() = 0;
+  /// Run the step whose inputs stand in the lent buffers of set `index`.
+  virtual void execute(std::int32_t index, const Counts& counts) = 0;
+  virtual void wait(std::uint64_t fence) = 0;
+  virtual GilStats gil_stats() const { return {}; }
+};
+
+inline constexpr std::int32_t kNumBufferSets = 2;
+
+/// `model` is "null:key=value,...", see null_backend.cc.
+std::unique_ptr<Backend> make_null_backend(const trn_create_options& options);
+/// The Python executor; refused in a library built without it.
+std::unique_ptr<Backend> make_python_backend(const trn_create_options& options);
+std::uint64_t python_backend_feature();
+
+}  // namespace trunnion::executor

@@ -1,0 +1,55 @@
+// From a host's batch to plain pointers: counts within limits, and each tensor's type, place, shape and layout.
+#pragma once
+
+#include <vector>
+
+#include "backend.h"
+
+namespace trunnion::executor {
+
+struct GroupView {
+  const std::int32_t *slot_mapping, *block_table, *kv_start;
+  const std::int32_t *kv_indptr, *kv_indices, *kv_last_page_len;
+  const std::int32_t *state_indices, *has_initial_state, *num_accepted;
+  /// Entries behind `kv_indices`; how many of them count stands in `kv_indptr`.
+  std::int64_t kv_indices_size;
+};
+
+/// Where the step's values lie now: in the lent buffers, or in the host's own memory.
+struct BatchView {
+  Counts counts{};
+  const std::int32_t *input_ids{}, *positions{}, *query_start_loc{}, *seq_lens{}, *logits_indices{};
+  std::vector<GroupView> groups;
+};
+
+/// "groups[1].block_table", built only when something is refused.
+std::string group_field(std::size_t group, const char* name);
+
+class BatchReader {
+ public:
+  BatchReader(const Description& description, const trn_limits& limits);
+
+  /// REFUSED names the field. The view is valid until the next call.
+  const BatchView& read(const trn_forward_batch& batch, const BufferSet& set);
+  /// Copy what the last `read` found outside the lent buffers into them; returns the number of tensors copied.
+  std::size_t adopt();
+
+ private:
+  struct Copy {
+    std::int32_t* to;
+    const std::int32_t* from;
+    std::int64_t count;
+    std::size_t csr_group;  // for kv_indices, whose count is known once the values are; else kNoGroup
+  };
+
+  void read_counts(const trn_forward_batch& batch);
+  void read_groups(const trn_forward_batch& batch, const BufferSet& set);
+
+  const Description& description_;
+  trn_limits limits_;
+  BatchView view_;
+  std::vector<Copy> copies_;
+  std::vector<std::int32_t> scratch_;
+};
+
+}  // namespace trunnion::executor

@@ -1,0 +1,179 @@
+// Order of calls, checks and statistics of an executor.
+#include "core.h"
+
+#include <unistd.h>
+
+#include <chrono>
+
+#include "cache_binding.h"
+#include "create_options.h"
+#include "status.h"
+
+namespace trunnion::executor {
+namespace {
+
+template <typename Struct>
+void check_out(const Struct* out, const char* name) {
+  if (out == nullptr) refuse(name, "is NULL");
+  if (out->struct_size < sizeof(Struct)) {
+    refuse("struct_size", out->struct_size, " of ", name, " is below ", sizeof(Struct), ": the host is older, or left it 0");
+  }
+}
+
+std::unique_ptr<Backend> make_backend(const trn_create_options& options) {
+  check_create_options(options);
+  const bool null = std::string(options.hardware) == "null";
+  return null ? make_null_backend(options) : make_python_backend(options);
+}
+
+}  // namespace
+
+Core::Core(const trn_create_options& options)
+    : thread_(std::this_thread::get_id()),
+      process_(getpid()),
+      limits_(options.limits),
+      backend_(make_backend(options)),
+      description_(backend_->description()),
+      reader_(description_, limits_),
+      validator_(description_, limits_) {
+  for (const CacheGroup& group : description_.groups) {
+    GroupStrings strings;
+    for (const std::string& layer : group.layers) strings.layers.push_back(layer.c_str());
+    for (const CacheTensor& tensor : group.tensors) {
+      strings.tensors.push_back({tensor.name.c_str(), tensor.shape.data(), static_cast<std::int32_t>(tensor.shape.size()),
+                                 tensor.dtype, tensor.bytes_per_block});
+    }
+    strings_.push_back(std::move(strings));
+  }
+}
+
+const char* Core::usable_here() const noexcept {
+  if (getpid() != process_) return "the executor was created before a fork; create it in the process that uses it";
+  if (std::this_thread::get_id() != thread_) return "called from another thread than the one that created the executor";
+  return nullptr;
+}
+
+void Core::model_info(trn_model_info* info) const {
+  check_out(info, "info");
+  info->required_fields = description_.required_fields;
+  info->vocab_size = description_.vocab_size;
+  info->num_groups = static_cast<std::int32_t>(description_.groups.size());
+  info->accepts_upper_bound_lens = description_.accepts_upper_bound_lens ? 1 : 0;
+  info->num_buffer_sets = kNumBufferSets;
+}
+
+void Core::cache_group(std::int32_t index, trn_cache_group_spec* spec) const {
+  check_out(spec, "spec");
+  const auto count = static_cast<std::int32_t>(description_.groups.size());
+  if (index < 0 || index >= count) refuse("group", index, " is outside 0 ... ", count - 1);
+  const CacheGroup& group = description_.groups[static_cast<std::size_t>(index)];
+  const GroupStrings& strings = strings_[static_cast<std::size_t>(index)];
+  spec->kind = group.kind;
+  spec->num_layers = static_cast<std::int32_t>(group.layers.size());
+  spec->block_size = group.block_size;
+  spec->max_blocks_per_seq = group.max_blocks_per_seq;
+  spec->window = group.window;
+  spec->num_tensors = static_cast<std::int32_t>(group.tensors.size());
+  spec->layers = strings.layers.data();
+  spec->tensors = strings.tensors.data();
+  spec->bytes_per_block = 0;
+  for (const CacheTensor& tensor : group.tensors) spec->bytes_per_block += tensor.bytes_per_block * spec->num_layers;
+}
+
+void Core::memory_profile(trn_memory_profile* profile) const {
+  check_out(profile, "profile");
+  const std::uint32_t size = profile->struct_size;
+  *profile = description_.profile;
+  profile->struct_size = size;
+}
+
+void Core::set_num_blocks(const std::vector<std::int32_t>& num_blocks) {
+  validator_.set_num_blocks(num_blocks);
+  bound_ = true;
+}
+
+void Core::allocate_kv_cache(const std::int32_t* num_blocks, std::int32_t num_groups) {
+  if (bound_) refuse("kv_cache", "is bound already; it is bound once");
+  const std::vector<std::int32_t> counts = check_num_blocks(description_, num_blocks, num_groups);
+  backend_->allocate_kv_cache(counts);
+  set_num_blocks(counts);
+}
+
+void Core::bind_kv_cache(const trn_cache_tensor* tensors, std::int32_t num_tensors) {
+  if (bound_) refuse("kv_cache", "is bound already; it is bound once");
+  const std::vector<std::int32_t> counts = check_cache_tensors(description_, tensors, num_tensors);
+  backend_->bind_kv_cache(tensors, num_tensors);
+  set_num_blocks(counts);
+}
+
+const char* Core::warm_up() {
+  if (!bound_) refuse("kv_cache", "is not bound; allocate_kv_cache or bind_kv_cache comes before warm_up");
+  report_ = backend_->warm_up();
+  warm_ = true;
+  return report_.c_str();
+}
+
+void Core::input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers) {
+  check_out(buffers, "buffers");
+  if (buffer_set < 0 || buffer_set >= kNumBufferSets) {
+    refuse("buffer_set", buffer_set, " is outside 0 ... ", kNumBufferSets - 1);
+  }
+  const BufferSet& set = backend_->buffer_set(buffer_set);
+  const std::uint32_t size = buffers->struct_size;
+  *buffers = set.inputs;
+  buffers->struct_size = size;
+  buffers->groups = set.groups.data();
+}
+
+void Core::execute(const trn_forward_batch* batch, trn_forward_output* output) {
+  const auto started = std::chrono::steady_clock::now();
+  try {
+    check_out(batch, "batch");
+    check_out(output, "output");
+    run(*batch, output);
+    ++stats_.executes;
+  } catch (const StatusError& error) {
+    ++(error.status() == TRN_REFUSED ? stats_.refused : stats_.failed);
+    throw;
+  }
+  stats_.execute_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
+void Core::run(const trn_forward_batch& batch, trn_forward_output* output) {
+  if (!warm_) refuse("kv_cache", "warm_up comes before execute");
+  const std::int32_t index = batch.buffer_set;
+  if (index < 0 || index >= kNumBufferSets) refuse("buffer_set", index, " is outside 0 ... ", kNumBufferSets - 1);
+  if (set_fences_[index] > done_fence_) {
+    refuse("buffer_set", index, " is in use until its fence ", set_fences_[index], " has been waited for");
+  }
+  const BufferSet& set = backend_->buffer_set(index);
+  const BatchView& view = reader_.read(batch, set);
+  validator_.check(view);
+  stats_.copied_tensors += reader_.adopt();
+  backend_->execute(index, view.counts);
+  set_fences_[index] = ++last_fence_;
+  output->num_logits = batch.num_logits;
+  output->logits = set.inputs.logits;
+  output->fence = last_fence_;
+}
+
+void Core::wait(std::uint64_t fence) {
+  if (fence < 1 || fence > last_fence_) refuse("fence", fence, " was never returned; the last one is ", last_fence_);
+  if (fence <= done_fence_) return;
+  if (!description_.synchronous) backend_->wait(fence);
+  // One stream: what was enqueued before the fence is done as well.
+  done_fence_ = fence;
+}
+
+void Core::stats(trn_executor_stats* stats) const {
+  check_out(stats, "stats");
+  const std::uint32_t size = stats->struct_size;
+  *stats = stats_;
+  stats->struct_size = size;
+  const GilStats gil = backend_->gil_stats();
+  stats->gil_entries = gil.entries;
+  stats->step_gil_entries = gil.step_entries;
+  stats->gil_wait_seconds = gil.step_wait_seconds;
+}
+
+}  // namespace trunnion::executor

@@ -1,0 +1,67 @@
+// The executor behind trn_executor: order of calls, checks, statistics; what it asks of a backend is plain work.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "batch_reader.h"
+#include "validate.h"
+
+namespace trunnion::executor {
+
+/// Methods throw StatusError; the caller has checked thread and process with `usable_here`.
+class Core {
+ public:
+  explicit Core(const trn_create_options& options);
+
+  /// Why this thread or process may not use the executor, or nullptr.
+  const char* usable_here() const noexcept;
+
+  void model_info(trn_model_info* info) const;
+  void cache_group(std::int32_t group, trn_cache_group_spec* spec) const;
+  void memory_profile(trn_memory_profile* profile) const;
+  void allocate_kv_cache(const std::int32_t* num_blocks, std::int32_t num_groups);
+  void bind_kv_cache(const trn_cache_tensor* tensors, std::int32_t num_tensors);
+  const char* warm_up();
+  void input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers);
+  void execute(const trn_forward_batch* batch, trn_forward_output* output);
+  void wait(std::uint64_t fence);
+  void stats(trn_executor_stats* stats) const;
+
+  /// The last error, or empty.
+  std::string error;
+  std::string error_field;
+  /// Set by the first FATAL; from then on every call is FATAL.
+  bool lost = false;
+
+ private:
+  /// C views of one cache group, kept so that the pointers handed out stay valid.
+  struct GroupStrings {
+    std::vector<const char*> layers;
+    std::vector<trn_cache_tensor_spec> tensors;
+  };
+
+  void run(const trn_forward_batch& batch, trn_forward_output* output);
+  void set_num_blocks(const std::vector<std::int32_t>& num_blocks);
+
+  std::thread::id thread_;
+  pid_t process_;
+  trn_limits limits_;
+  std::unique_ptr<Backend> backend_;
+  const Description& description_;
+  std::vector<GroupStrings> strings_;
+  BatchReader reader_;
+  Validator validator_;
+  bool bound_ = false;
+  bool warm_ = false;
+  std::string report_;
+  std::uint64_t last_fence_ = 0;
+  std::uint64_t done_fence_ = 0;
+  std::uint64_t set_fences_[kNumBufferSets] = {};
+  trn_executor_stats stats_{};
+};
+
+}  // namespace trunnion::executor

@@ -1,0 +1,51 @@
+// Checks of trn_create_options.
+#include "create_options.h"
+
+#include "status.h"
+
+namespace trunnion::executor {
+namespace {
+
+void check_limits(const trn_limits& limits) {
+  const struct {
+    const char* name;
+    std::int32_t value;
+  } all[] = {{"max_num_tokens", limits.max_num_tokens},
+             {"max_num_seqs", limits.max_num_seqs},
+             {"max_model_len", limits.max_model_len},
+             {"max_logits_rows", limits.max_logits_rows},
+             {"block_size", limits.block_size}};
+  for (const auto& limit : all) {
+    if (limit.value < 1) refuse(limit.name, limit.value, " is not a positive integer");
+  }
+  if (limits.max_num_seqs > limits.max_num_tokens) {
+    refuse("max_num_seqs", limits.max_num_seqs, " is above max_num_tokens ", limits.max_num_tokens,
+           ": a decode step needs one token per request");
+  }
+  if (limits.max_logits_rows > limits.max_num_tokens) {
+    refuse("max_logits_rows", limits.max_logits_rows, " is above max_num_tokens ", limits.max_num_tokens);
+  }
+}
+
+}  // namespace
+
+void check_create_options(const trn_create_options& options) {
+  if (options.abi_version != TRN_ABI_VERSION) {
+    refuse("abi_version", options.abi_version, " of the host is not this library's ", TRN_ABI_VERSION);
+  }
+  if (options.contract_version != TRN_CONTRACT_VERSION) {
+    refuse("contract_version", options.contract_version, " of the host is not this library's ", TRN_CONTRACT_VERSION);
+  }
+  if (options.struct_size < sizeof options) {
+    refuse("struct_size", options.struct_size, " of options is below ", sizeof options);
+  }
+  if (options.model == nullptr) refuse("model", "is NULL");
+  if (options.hardware == nullptr) refuse("hardware", "is NULL");
+  if (options.dtype == nullptr) refuse("dtype", "is NULL; \"auto\" takes the checkpoint's");
+  if (options.tp_size < 1 || options.tp_rank < 0 || options.tp_rank >= options.tp_size) {
+    refuse("tp_rank", options.tp_rank, " is outside a group of ", options.tp_size);
+  }
+  check_limits(options.limits);
+}
+
+}  // namespace trunnion::executor

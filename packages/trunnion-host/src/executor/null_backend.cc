@@ -1,0 +1,64 @@
+// The executor without Python, for hosts under test: a hash for a model, and faults on order.
+#include <chrono>
+#include <thread>
+
+#include "lent_buffers.h"
+#include "null_model.h"
+#include "status.h"
+
+namespace trunnion::executor {
+namespace {
+
+class NullBackend final : public Backend {
+ public:
+  NullBackend(const NullOptions& options, const trn_limits& limits)
+      : options_(options), model_(options, limits), buffers_(model_.description(), limits) {}
+
+  const Description& description() const override { return model_.description(); }
+  const BufferSet& buffer_set(std::int32_t index) override { return buffers_.set(index); }
+  void allocate_kv_cache(const std::vector<std::int32_t>& num_blocks) override { model_.allocate(num_blocks); }
+
+  void bind_kv_cache(const trn_cache_tensor* tensors, std::int32_t num_tensors) override {
+    std::vector<std::vector<void*>> data;
+    for (const CacheGroup& group : description().groups) data.emplace_back(group.layers.size(), nullptr);
+    for (std::int32_t i = 0; i < num_tensors; ++i) {
+      data[static_cast<std::size_t>(tensors[i].group)][static_cast<std::size_t>(tensors[i].layer)] =
+          static_cast<char*>(tensors[i].tensor.data) + tensors[i].tensor.byte_offset;
+    }
+    model_.bind(std::move(data));
+  }
+
+  std::string warm_up() override {
+    return R"({"captured": [], "eager": {}, "on_reference": {}, "seconds": 0.0, "bytes": 0})";
+  }
+
+  void execute(std::int32_t index, const Counts& counts) override {
+    const BufferSet& set = buffers_.set(index);
+    ++step_;
+    if (options_.sleep_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(options_.sleep_us));
+    if (step_ == options_.refuse_at) refuse("input_ids", "refused at step ", step_, " as asked");
+    if (step_ == options_.fatal_at) throw StatusError(TRN_FATAL, "", concat("fatal at step ", step_, " as asked"));
+    if (step_ == options_.fail_at) {
+      model_.scribble(set, counts);
+      throw StatusError(TRN_FAILED, "", concat("failed at step ", step_, " as asked"));
+    }
+    while (step_ == options_.hang_at) std::this_thread::sleep_for(std::chrono::hours(1));
+    model_.forward(set, counts);
+  }
+
+  void wait(std::uint64_t) override {}
+
+ private:
+  NullOptions options_;
+  NullModel model_;
+  LentBuffers buffers_;
+  std::int64_t step_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_null_backend(const trn_create_options& options) {
+  return std::make_unique<NullBackend>(parse_null_options(options.model), options.limits);
+}
+
+}  // namespace trunnion::executor

@@ -1,0 +1,173 @@
+// Caches of (token, position) pairs and rolling hashes, and the logits made of them.
+#include "null_model.h"
+
+#include <algorithm>
+
+namespace trunnion::executor {
+namespace {
+
+constexpr std::uint64_t kSeed = 0x243f6a8885a308d3u;
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  // splitmix64's finaliser over both words.
+  std::uint64_t z = (hash ^ (value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2))) + 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+CacheGroup attention_group(const char* suffix, const NullOptions& options, const trn_limits& limits, bool window) {
+  CacheGroup group;
+  group.kind = window ? TRN_CACHE_WINDOW : TRN_CACHE_FULL;
+  group.block_size = limits.block_size;
+  std::int64_t longest = limits.max_model_len;
+  if (window) {
+    group.window = static_cast<std::int32_t>(options.window);
+    longest = std::min(longest, options.window - 1 + limits.max_num_tokens + limits.block_size);
+  }
+  group.max_blocks_per_seq = static_cast<std::int32_t>((longest + limits.block_size - 1) / limits.block_size);
+  CacheTensor kv;
+  kv.name = "kv";
+  kv.shape = {limits.block_size, 2};
+  kv.dtype = {kDLInt, 32, 1};
+  kv.bytes_per_block = std::int64_t{limits.block_size} * 2 * 4;
+  group.tensors.push_back(kv);
+  for (std::int64_t i = 0; i < options.layers; ++i) group.layers.push_back("layers." + std::to_string(i) + suffix);
+  return group;
+}
+
+CacheGroup recurrent_group(const NullOptions& options) {
+  CacheGroup group;
+  group.kind = TRN_CACHE_RECURRENT;
+  CacheTensor state;
+  state.name = "state";
+  state.shape = {1};
+  state.dtype = {kDLInt, 64, 1};
+  state.bytes_per_block = 8;
+  group.tensors.push_back(state);
+  for (std::int64_t i = 0; i < options.layers; ++i) group.layers.push_back("layers." + std::to_string(i) + ".recurrent");
+  return group;
+}
+
+void fill_logits(float* row, std::int32_t vocab, std::uint64_t hash) {
+  for (std::int32_t id = 0; id < vocab; ++id) {
+    // 24 bits fit a float exactly.
+    const std::uint64_t bits = mix(hash, static_cast<std::uint64_t>(id)) >> 40;
+    row[id] = static_cast<float>(bits) / 1048576.0f - 8.0f;
+  }
+}
+
+}  // namespace
+
+NullModel::NullModel(const NullOptions& options, const trn_limits& limits) : reads_csr_(options.csr != 0) {
+  description_.vocab_size = static_cast<std::int32_t>(options.vocab);
+  description_.required_fields = reads_csr_ ? std::uint32_t{TRN_FIELD_KV_CSR} : 0u;
+  description_.groups.push_back(attention_group(".full", options, limits, false));
+  if (options.window > 0) description_.groups.push_back(attention_group(".window", options, limits, true));
+  if (options.recurrent > 0) description_.groups.push_back(recurrent_group(options));
+}
+
+void NullModel::allocate(const std::vector<std::int32_t>& num_blocks) {
+  std::vector<std::vector<void*>> data;
+  for (std::size_t g = 0; g < description_.groups.size(); ++g) {
+    const CacheGroup& group = description_.groups[g];
+    const auto words = static_cast<std::size_t>(group.tensors[0].bytes_per_block * num_blocks[g] / 8);
+    std::vector<void*> layers;
+    for (std::size_t layer = 0; layer < group.layers.size(); ++layer) {
+      owned_.push_back(std::make_unique<std::int64_t[]>(words));
+      // All ones: no token has id -1 or position -1.
+      std::fill_n(owned_.back().get(), words, std::int64_t{-1});
+      layers.push_back(owned_.back().get());
+    }
+    data.push_back(std::move(layers));
+  }
+  bind(std::move(data));
+}
+
+void NullModel::write_kv(std::size_t group, const BufferSet& set, const Counts& counts) {
+  const std::int32_t* slots = set.groups[group].slot_mapping;
+  for (void* cache : caches_[group]) {
+    auto* pairs = static_cast<std::int32_t*>(cache);
+    for (std::int64_t t = 0; t < counts.num_tokens; ++t) {
+      if (slots[t] < 0) continue;
+      pairs[std::int64_t{slots[t]} * 2] = set.inputs.input_ids[t];
+      pairs[std::int64_t{slots[t]} * 2 + 1] = set.inputs.positions[t];
+    }
+  }
+}
+
+std::uint64_t NullModel::attend(std::size_t index, const BufferSet& set, std::int64_t request,
+                                std::int32_t position) const {
+  const CacheGroup& group = description_.groups[index];
+  const trn_group_buffers& lent = set.groups[index];
+  const std::int32_t start = lent.kv_start[request];
+  const std::int32_t* row = reads_csr_ ? lent.kv_indices + lent.kv_indptr[request]
+                                       : lent.block_table + request * group.max_blocks_per_seq;
+  const std::int32_t first = group.window > 0 ? std::max(0, position - group.window + 1) : 0;
+  std::uint64_t hash = mix(kSeed, index);
+  for (const void* cache : caches_[index]) {
+    const auto* pairs = static_cast<const std::int32_t*>(cache);
+    for (std::int32_t j = first; j <= position; ++j) {
+      const std::int32_t column = (j - start) / group.block_size;
+      const std::int64_t slot = std::int64_t{row[column]} * group.block_size + (j - start) % group.block_size;
+      hash = mix(hash, static_cast<std::uint32_t>(pairs[slot * 2]));
+      hash = mix(hash, static_cast<std::uint32_t>(pairs[slot * 2 + 1]));
+    }
+  }
+  return hash;
+}
+
+void NullModel::roll_state(std::size_t index, const BufferSet& set, const Counts& counts,
+                           std::vector<std::uint64_t>& hashes) {
+  const trn_group_buffers& lent = set.groups[index];
+  for (void* cache : caches_[index]) {
+    auto* states = static_cast<std::uint64_t*>(cache);
+    for (std::int64_t b = 0; b < counts.num_reqs; ++b) {
+      std::uint64_t state = lent.has_initial_state[b] ? states[lent.state_indices[b]] : kSeed;
+      for (std::int32_t t = set.inputs.query_start_loc[b]; t < set.inputs.query_start_loc[b + 1]; ++t) {
+        state = mix(state, static_cast<std::uint32_t>(set.inputs.input_ids[t]));
+        state = mix(state, static_cast<std::uint32_t>(set.inputs.positions[t]));
+        hashes[static_cast<std::size_t>(t)] = mix(hashes[static_cast<std::size_t>(t)], state);
+      }
+      states[lent.state_indices[b]] = state;
+    }
+  }
+}
+
+void NullModel::forward(const BufferSet& set, const Counts& counts) {
+  std::vector<std::uint64_t> hashes(static_cast<std::size_t>(counts.num_tokens), kSeed);
+  for (std::size_t g = 0; g < description_.groups.size(); ++g) {
+    if (description_.groups[g].recurrent()) {
+      roll_state(g, set, counts, hashes);
+      continue;
+    }
+    write_kv(g, set, counts);
+  }
+  for (std::int64_t n = 0; n < counts.num_logits; ++n) {
+    const std::int32_t token = set.inputs.logits_indices[n];
+    const std::int32_t* bounds = set.inputs.query_start_loc;
+    const auto request = std::upper_bound(bounds, bounds + counts.num_reqs + 1, token) - bounds - 1;
+    std::uint64_t hash = hashes[static_cast<std::size_t>(token)];
+    for (std::size_t g = 0; g < description_.groups.size(); ++g) {
+      if (!description_.groups[g].recurrent()) hash = mix(hash, attend(g, set, request, set.inputs.positions[token]));
+    }
+    fill_logits(set.inputs.logits + n * description_.vocab_size, description_.vocab_size, hash);
+  }
+}
+
+void NullModel::scribble(const BufferSet& set, const Counts& counts) {
+  for (std::size_t g = 0; g < description_.groups.size(); ++g) {
+    const trn_group_buffers& lent = set.groups[g];
+    for (void* cache : caches_[g]) {
+      if (description_.groups[g].recurrent()) {
+        for (std::int64_t b = 0; b < counts.num_reqs; ++b) static_cast<std::int64_t*>(cache)[lent.state_indices[b]] = -2;
+        continue;
+      }
+      for (std::int64_t t = 0; t < counts.num_tokens; ++t) {
+        if (lent.slot_mapping[t] >= 0) static_cast<std::int32_t*>(cache)[std::int64_t{lent.slot_mapping[t]} * 2] = -2;
+      }
+    }
+  }
+}
+
+}  // namespace trunnion::executor

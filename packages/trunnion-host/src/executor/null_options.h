@@ -1,0 +1,25 @@
+// The null executor's model string: "null:vocab=131,layers=2,window=32,recurrent=1,csr=1,fail_at=7,sleep_us=100".
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace trunnion::executor {
+
+struct NullOptions {
+  std::int64_t vocab = 131;
+  std::int64_t layers = 2;     // per cache group
+  std::int64_t window = 32;    // of the window group; 0 = no such group
+  std::int64_t recurrent = 0;  // 1 = a recurrent group as well
+  std::int64_t csr = 0;        // 1 = asks for, and reads, the CSR form
+  std::int64_t refuse_at = 0;  // faults at the n-th execute that passed validation, counted from 1; 0 = never
+  std::int64_t fail_at = 0;
+  std::int64_t fatal_at = 0;
+  std::int64_t hang_at = 0;
+  std::int64_t sleep_us = 0;  // per execute
+};
+
+/// REFUSED names an unknown key or a value that is no count.
+NullOptions parse_null_options(const std::string& model);
+
+}  // namespace trunnion::executor

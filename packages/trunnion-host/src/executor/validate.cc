@@ -1,0 +1,247 @@
+// Every rule of docs/contract.md about the values of a batch.
+#include "validate.h"
+
+#include <algorithm>
+
+#include "status.h"
+
+namespace trunnion::executor {
+namespace {
+
+std::int32_t query_len(const BatchView& batch, std::int64_t request) {
+  return batch.query_start_loc[request + 1] - batch.query_start_loc[request];
+}
+
+/// Tokens of the request in the cache before this step.
+std::int32_t num_computed(const BatchView& batch, std::int64_t request) {
+  return batch.seq_lens[request] - query_len(batch, request);
+}
+
+std::int64_t num_live_blocks(const BatchView& batch, const GroupView& view, const CacheGroup& group,
+                             std::int64_t request) {
+  const std::int64_t tokens = std::int64_t{batch.seq_lens[request]} - view.kv_start[request];
+  return (tokens + group.block_size - 1) / group.block_size;
+}
+
+}  // namespace
+
+Validator::Validator(const Description& description, const trn_limits& limits)
+    : description_(description), limits_(limits), marks_(description.groups.size()) {}
+
+void Validator::set_num_blocks(const std::vector<std::int32_t>& num_blocks) {
+  num_blocks_ = num_blocks;
+  for (std::size_t g = 0; g < marks_.size(); ++g) {
+    marks_[g].in_row.assign(static_cast<std::size_t>(num_blocks[g]), Mark{});
+    marks_[g].written.assign(static_cast<std::size_t>(num_blocks[g]), Mark{});
+  }
+}
+
+void Validator::check(const BatchView& batch) {
+  ++step_;
+  check_requests(batch);
+  check_tokens(batch);
+  check_logits_indices(batch);
+  for (std::size_t g = 0; g < description_.groups.size(); ++g) {
+    if (description_.groups[g].recurrent()) {
+      check_recurrent(batch, g);
+    } else {
+      check_attention(batch, g);
+    }
+  }
+}
+
+void Validator::check_requests(const BatchView& batch) const {
+  const Counts& counts = batch.counts;
+  const std::int32_t* bounds = batch.query_start_loc;
+  if (bounds[0] != 0) refuse("query_start_loc", "starts with ", bounds[0], ", expected 0");
+  // First the bounds alone: whatever follows uses them as indices.
+  for (std::int64_t b = 0; b < counts.num_reqs; ++b) {
+    if (bounds[b + 1] <= bounds[b] || bounds[b + 1] > counts.num_tokens) {
+      refuse("query_start_loc", "entry ", b + 1, " is ", bounds[b + 1], ", expected ", std::int64_t{bounds[b]} + 1,
+             " ... ", counts.num_tokens, ": every request has a token");
+    }
+  }
+  if (bounds[counts.num_reqs] != counts.num_tokens) {
+    refuse("query_start_loc", "ends with ", bounds[counts.num_reqs], ", expected num_tokens ", counts.num_tokens);
+  }
+  std::int64_t max_query_len = 0;
+  std::int64_t max_seq_len = 0;
+  for (std::int64_t b = 0; b < counts.num_reqs; ++b) {
+    const std::int32_t tokens = query_len(batch, b);
+    if (b < counts.num_decodes && tokens != counts.decode_query_len) {
+      refuse("query_start_loc", "request ", b, " of num_decodes ", counts.num_decodes, " has ", tokens,
+             " tokens, expected decode_query_len ", counts.decode_query_len);
+    }
+    if (batch.seq_lens[b] < tokens || batch.seq_lens[b] > limits_.max_model_len) {
+      refuse("seq_lens", "request ", b, " has ", batch.seq_lens[b], ", expected ", tokens, " (its tokens of this step) ... ",
+             limits_.max_model_len, " (max_model_len)");
+    }
+    max_query_len = std::max<std::int64_t>(max_query_len, tokens);
+    max_seq_len = std::max<std::int64_t>(max_seq_len, batch.seq_lens[b]);
+  }
+  if (counts.max_query_len != max_query_len) {
+    refuse("max_query_len", counts.max_query_len, " is not the longest query of the step, ", max_query_len);
+  }
+  if (counts.max_seq_len != max_seq_len) {
+    refuse("max_seq_len", counts.max_seq_len, " is not the longest of seq_lens, ", max_seq_len);
+  }
+}
+
+void Validator::check_tokens(const BatchView& batch) const {
+  for (std::int64_t t = 0; t < batch.counts.num_tokens; ++t) {
+    if (batch.input_ids[t] < 0 || batch.input_ids[t] >= description_.vocab_size) {
+      refuse("input_ids", "token ", t, " is ", batch.input_ids[t], ", expected 0 ... ", description_.vocab_size - 1);
+    }
+  }
+  for (std::int64_t b = 0; b < batch.counts.num_reqs; ++b) {
+    const std::int32_t begin = batch.query_start_loc[b];
+    // Lengths that are upper bounds say only that positions cannot lie further on.
+    std::int32_t expected = num_computed(batch, b);
+    if (!batch.counts.lens_are_exact) {
+      if (batch.positions[begin] < 0 || batch.positions[begin] > expected) {
+        refuse("positions", "token ", begin, " is ", batch.positions[begin], ", expected 0 ... ", expected);
+      }
+      expected = batch.positions[begin];
+    }
+    for (std::int32_t t = begin; t < batch.query_start_loc[b + 1]; ++t, ++expected) {
+      if (batch.positions[t] != expected) {
+        refuse("positions", "token ", t, " of request ", b, " is ", batch.positions[t], ", expected ", expected,
+               " by seq_lens and query_start_loc");
+      }
+    }
+  }
+}
+
+void Validator::check_logits_indices(const BatchView& batch) const {
+  for (std::int64_t n = 0; n < batch.counts.num_logits; ++n) {
+    if (batch.logits_indices[n] < 0 || batch.logits_indices[n] >= batch.counts.num_tokens) {
+      refuse("logits_indices", "row ", n, " is ", batch.logits_indices[n], ", expected 0 ... below num_tokens ",
+             batch.counts.num_tokens);
+    }
+  }
+}
+
+void Validator::check_attention(const BatchView& batch, std::size_t index) {
+  const CacheGroup& group = description_.groups[index];
+  const GroupView& view = batch.groups[index];
+  for (std::int64_t b = 0; b < batch.counts.num_reqs; ++b) {
+    const std::int32_t start = view.kv_start[b];
+    const std::int32_t visible =
+        group.window > 0 ? std::max(0, batch.positions[batch.query_start_loc[b]] - group.window + 1) : 0;
+    if (start < 0 || start > visible || start % group.block_size != 0) {
+      refuse(group_field(index, "kv_start"), "request ", b, " has ", start, ", expected a multiple of ", group.block_size,
+             " in 0 ... ", visible, " (the first token its step sees)");
+    }
+    const std::int64_t live = check_row(batch, index, b);
+    const std::int32_t* row = view.block_table + b * group.max_blocks_per_seq;
+    const auto* stray = std::find_if(row + live, row + group.max_blocks_per_seq, [](auto id) { return id != 0; });
+    if (stray != row + group.max_blocks_per_seq) {
+      refuse(group_field(index, "block_table"), "request ", b, " column ", stray - row, " is ", *stray,
+             ", expected 0 past its ", live, " blocks");
+    }
+    check_slots(batch, index, b);
+  }
+  if (view.kv_indptr != nullptr) check_csr(batch, index);
+}
+
+std::int64_t Validator::check_row(const BatchView& batch, std::size_t index, std::int64_t request) {
+  const CacheGroup& group = description_.groups[index];
+  const std::int64_t live = num_live_blocks(batch, batch.groups[index], group, request);
+  if (live > group.max_blocks_per_seq) {
+    refuse(group_field(index, "kv_start"), "request ", request, " keeps ", live, " blocks, the table has ",
+           group.max_blocks_per_seq, " columns: drop blocks before the window");
+  }
+  const std::int32_t* row = batch.groups[index].block_table + request * group.max_blocks_per_seq;
+  for (std::int64_t j = 0; j < live; ++j) {
+    if (row[j] < 1 || row[j] >= num_blocks_[index]) {
+      refuse(group_field(index, "block_table"), "request ", request, " column ", j, " is ", row[j], ", expected 1 ... ",
+             num_blocks_[index] - 1);
+    }
+    Mark& mark = marks_[index].in_row[static_cast<std::size_t>(row[j])];
+    if (mark.step == step_ && mark.request == request) {
+      refuse(group_field(index, "block_table"), "request ", request, " holds block ", row[j], " twice");
+    }
+    mark = {step_, request};
+  }
+  return live;
+}
+
+void Validator::check_slots(const BatchView& batch, std::size_t index, std::int64_t request) {
+  const CacheGroup& group = description_.groups[index];
+  const GroupView& view = batch.groups[index];
+  const std::int32_t* row = view.block_table + request * group.max_blocks_per_seq;
+  for (std::int32_t t = batch.query_start_loc[request]; t < batch.query_start_loc[request + 1]; ++t) {
+    const std::int32_t slot = view.slot_mapping[t];
+    if (slot == -1) continue;
+    const std::int32_t offset = batch.positions[t] - view.kv_start[request];
+    const std::int32_t block = row[offset / group.block_size];
+    const std::int64_t expected = std::int64_t{block} * group.block_size + offset % group.block_size;
+    if (slot != expected) {
+      refuse(group_field(index, "slot_mapping"), "token ", t, " of request ", request, " has slot ", slot, ", expected ",
+             expected, " by block_table and positions, or -1");
+    }
+    Mark& mark = marks_[index].written[static_cast<std::size_t>(block)];
+    if (mark.step == step_ && mark.request != request) {
+      refuse(group_field(index, "slot_mapping"), "requests ", mark.request, " and ", request, " both write to block ",
+             block);
+    }
+    mark = {step_, request};
+  }
+}
+
+void Validator::check_csr(const BatchView& batch, std::size_t index) const {
+  const CacheGroup& group = description_.groups[index];
+  const GroupView& view = batch.groups[index];
+  std::int64_t end = 0;
+  for (std::int64_t b = 0; b <= batch.counts.num_reqs; ++b) {
+    if (view.kv_indptr[b] != end) {
+      refuse(group_field(index, "kv_indptr"), "entry ", b, " is ", view.kv_indptr[b], ", expected ", end);
+    }
+    if (b == batch.counts.num_reqs) break;
+    const std::int64_t live = num_live_blocks(batch, view, group, b);
+    if (end + live > view.kv_indices_size) {
+      refuse(group_field(index, "kv_indices"), "has ", view.kv_indices_size, " rows, the step needs ", end + live,
+             " or more");
+    }
+    const std::int32_t* row = view.block_table + b * group.max_blocks_per_seq;
+    for (std::int64_t j = 0; j < live; ++j) {
+      if (view.kv_indices[end + j] != row[j]) {
+        refuse(group_field(index, "kv_indices"), "entry ", end + j, " is ", view.kv_indices[end + j], ", expected ", row[j],
+               " as in block_table");
+      }
+    }
+    end += live;
+    const std::int64_t last = batch.seq_lens[b] - view.kv_start[b] - (live - 1) * group.block_size;
+    if (view.kv_last_page_len[b] != last) {
+      refuse(group_field(index, "kv_last_page_len"), "request ", b, " has ", view.kv_last_page_len[b], ", expected ", last);
+    }
+  }
+}
+
+void Validator::check_recurrent(const BatchView& batch, std::size_t index) {
+  const GroupView& view = batch.groups[index];
+  for (std::int64_t b = 0; b < batch.counts.num_reqs; ++b) {
+    const std::int32_t state = view.state_indices[b];
+    if (state < 1 || state >= num_blocks_[index]) {
+      refuse(group_field(index, "state_indices"), "request ", b, " has ", state, ", expected 1 ... ",
+             num_blocks_[index] - 1);
+    }
+    Mark& mark = marks_[index].written[static_cast<std::size_t>(state)];
+    if (mark.step == step_) {
+      refuse(group_field(index, "state_indices"), "requests ", mark.request, " and ", b, " share state ", state);
+    }
+    mark = {step_, b};
+    const std::int32_t initial = batch.positions[batch.query_start_loc[b]] > 0 ? 1 : 0;
+    if (view.has_initial_state[b] != initial) {
+      refuse(group_field(index, "has_initial_state"), "request ", b, " has ", view.has_initial_state[b], ", expected ",
+             initial, " by the position of its first token");
+    }
+    if (view.num_accepted != nullptr &&
+        (view.num_accepted[b] < 0 || view.num_accepted[b] > batch.counts.decode_query_len)) {
+      refuse(group_field(index, "num_accepted"), "request ", b, " has ", view.num_accepted[b], ", expected 0 ... ",
+             batch.counts.decode_query_len);
+    }
+  }
+}
+
+}  // namespace trunnion::executor

@@ -1,0 +1,1 @@
+"""Hosts in C and C++ that drive executors through contract.h."""

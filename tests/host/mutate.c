@@ -1,0 +1,93 @@
+/* Malformed batches without end: a good one with one to three random changes, each judged by the oracle. */
+#include <string.h>
+
+#include "host.h"
+
+static int32_t random_value(host *h, int32_t old) {
+  static const int32_t extremes[] = {-1, 0, 1, -2147483647 - 1, 2147483647, -2, NUM_BLOCKS, NUM_BLOCKS * BLOCK, MAX_LEN,
+                                     MAX_TOKENS + 1};
+  switch (below(&h->mutants, 4)) {
+    case 0: return old == 2147483647 ? old : old + 1;
+    case 1: return old == -2147483647 - 1 ? old : old - 1;
+    case 2: return extremes[below(&h->mutants, (int)(sizeof extremes / sizeof *extremes))];
+    default: return below(&h->mutants, 2 * MAX_LEN);
+  }
+}
+
+static void mutate_count(host *h, offer *o) {
+  int32_t *counts[] = {&o->batch.num_tokens,       &o->batch.num_reqs,      &o->batch.num_logits,
+                       &o->batch.num_decodes,      &o->batch.decode_query_len, &o->batch.max_query_len,
+                       &o->batch.max_seq_len,      &o->batch.lens_are_exact, &o->batch.buffer_set,
+                       &o->batch.num_groups};
+  int32_t *count = counts[below(&h->mutants, (int)(sizeof counts / sizeof *counts))];
+  *count = random_value(h, *count);
+}
+
+static void mutate_tensor(host *h, offered *f) {
+  switch (below(&h->mutants, 10)) {
+    case 0: f->tensor.dtype.bits = 64; break;
+    case 1: f->tensor.dtype.code = (uint8_t)(1 + below(&h->mutants, 5)); break;
+    case 2: f->tensor.dtype.lanes = 2; break;
+    case 3: f->tensor.device.device_type = below(&h->mutants, 2) ? kDLCUDA : kDLExtDev; break;
+    case 4: f->tensor.ndim = below(&h->mutants, 4); break;
+    case 5: f->shape[0] -= 1 + below(&h->mutants, 2); break;
+    case 6: f->shape[1] += below(&h->mutants, 2) ? 1 : -1; break;
+    case 7: f->strides[f->tensor.ndim == 2 ? below(&h->mutants, 2) : 0] *= 2; break;
+    case 8: f->tensor.data = NULL; break;
+    default: f->tensor.byte_offset = (uint64_t)(1 + below(&h->mutants, 3)); break;
+  }
+}
+
+static void mutate_value(host *h, offered *f) {
+  const int64_t used = f->shape[0] * f->shape[1];
+  if (used < 1 || used > f->capacity) return;
+  int32_t *one = &f->data[below(&h->mutants, (int)used)];
+  int32_t *other = &f->data[below(&h->mutants, (int)used)];
+  if (below(&h->mutants, 4) == 0) {
+    const int32_t kept = *one;
+    *one = *other;
+    *other = kept;
+  } else if (below(&h->mutants, 4) == 0) {
+    *one = *other;
+  } else {
+    *one = random_value(h, *one);
+  }
+}
+
+void mutate(host *h, offer *o) {
+  const int changes = 1 + below(&h->mutants, 3);
+  for (int i = 0; i < changes; ++i) {
+    offered *f = &o->fields[below(&h->mutants, o->num_fields)];
+    const int kind = below(&h->mutants, 8);
+    if (kind == 0) mutate_count(h, o);
+    else if (kind == 1) mutate_tensor(h, f);
+    else mutate_value(h, f);
+  }
+}
+
+void fuzz(host *h, const offer *good, int count) {
+  static offer mutant;
+  int refused = 0, allowed = 0;
+  take_snapshot(h);
+  for (int i = 0; i < count; ++i) {
+    copy_offer(h, &mutant, good);
+    mutate(h, &mutant);
+    const bool valid = oracle_allows(h, &mutant);
+    trn_forward_output output = {.struct_size = sizeof output};
+    const trn_status status = trn_executor_execute(h->executor, &mutant.batch, &output);
+    if (status == TRN_OK && valid) {
+      ++allowed;
+      check(h, trn_executor_wait(h->executor, output.fence), "wait");
+      restore_caches(h);
+      continue;
+    }
+    if (status != TRN_REFUSED || valid) {
+      fail("step %d mutant %d: the oracle says %s, execute says %d: %s", h->step, i, valid ? "valid" : "invalid",
+           (int)status, trn_last_error(h->executor));
+    }
+    if (trn_last_error_field(h->executor)[0] == '\0') fail("no field named: %s", trn_last_error(h->executor));
+    if (!caches_unchanged(h)) fail("a refused batch changed the caches: %s", trn_last_error(h->executor));
+    ++refused;
+  }
+  printf("fuzz %d refused %d allowed %d\n", h->step, refused, allowed);
+}

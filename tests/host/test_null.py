@@ -1,0 +1,96 @@
+"""The null executor behind contract.h, driven by the C host: the same tokens however it serves, and every fault refused."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import HostRun
+
+Host = Callable[..., HostRun]
+MODELS = ["null", "null:csr=1,recurrent=1,window=6", "null:window=0,layers=1,vocab=7"]
+
+
+def served(run: HostRun) -> list[list[str]]:
+    assert run.returncode == 0, run.stderr
+    tokens = run.of("tokens")
+    assert len(tokens) == 3
+    return tokens
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_do_not_depend_on_how_they_are_served(null_host: Host, model: str) -> None:
+    expected = served(null_host("--model", model))
+    ways = [("--own",), ("--allocate",), ("--chunk", "5"), ("--seed", "7"), ("--chunk", "3", "--seed", "9", "--own")]
+    for way in ways:
+        assert served(null_host("--model", model, *way)) == expected, way
+
+
+def test_a_fault_free_step_copies_nothing(null_host: Host) -> None:
+    assert null_host().stats["copied_tensors"] == 0
+    assert null_host("--own").stats["copied_tensors"] > 0
+
+
+@pytest.mark.parametrize("model", ["null", "null:csr=1,recurrent=1,window=6"])
+def test_every_contract_fault_is_refused_by_name(null_host: Host, model: str) -> None:
+    clean, faulty = null_host("--model", model), null_host("--model", model, "--mode", "faults")
+    assert served(faulty) == served(clean)
+    assert faulty.of("logits") == clean.of("logits")
+    assert [line[-1] for line in faulty.of("faults")] == ["41"] * len(clean.of("logits"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ten_thousand_malformed_batches(null_host: Host, model: str) -> None:
+    clean = null_host("--model", model, "--seed", "3")
+    fuzzed = null_host("--model", model, "--mode", "fuzz", "--count", "10000", "--seed", "3")
+    assert served(fuzzed) == served(clean)
+    assert fuzzed.of("logits") == clean.of("logits")
+    assert sum(int(line[2]) for line in fuzzed.of("fuzz")) > 7000, "most mutants are malformed"
+    assert sum(int(line[2]) + int(line[4]) for line in fuzzed.of("fuzz")) == 10000
+
+
+@pytest.mark.parametrize("step", [1, 2, 6, 20])
+def test_failed_step_is_recomputed(null_host: Host, step: int) -> None:
+    for base in ("null:", "null:recurrent=1,window=6,"):
+        run = null_host("--model", f"{base}fail_at={step}")
+        assert served(run) == served(null_host("--model", base.rstrip(":,")))
+        assert run.stats["failed"] == 1
+        assert run.of("failed")[0][1:] == f"failed at step {step} as asked".split()
+
+
+def test_refused_step_is_repeated(null_host: Host) -> None:
+    run = null_host("--model", "null:refuse_at=6")
+    assert served(run) == served(null_host())
+    assert run.of("refused") == [["5", "input_ids"]]
+
+
+def test_fatal_ends_the_process(null_host: Host) -> None:
+    run = null_host("--model", "null:fatal_at=6")
+    assert run.returncode == 3
+    assert run.of("fatal")
+
+
+def test_watchdog_kills_a_rank_that_hangs(null_host: Host) -> None:
+    run = null_host("--model", "null:hang_at=3", "--watchdog", "1")
+    assert run.returncode == -signal.SIGALRM
+
+
+def test_threads_forks_and_second_binding_are_refused(null_host: Host) -> None:
+    run = null_host("--mode", "lifetime")
+    assert run.returncode == 0, run.stderr
+    assert run.of("lifetime") == [["ok"]]
+
+
+def test_creation_is_refused_in_one_line(null_host: Host) -> None:
+    run = null_host("--mode", "create")
+    assert run.returncode == 0, run.stderr
+    assert len(run.of("create")) == 9
+
+
+def test_library_without_python_names_its_choices(null_host: Host) -> None:
+    run = null_host("--hardware", "cpu")
+    assert run.returncode == 2
+    assert "hardware: 'cpu' needs the Python executor" in run.stderr
+    assert "choices: null" in run.stderr
