@@ -53,7 +53,7 @@ def missing_system_packages() -> list[str]:
         missing.append(f"python >= {'.'.join(map(str, MINIMUM_PYTHON))} (this is {sys.version.split()[0]})")
     compiler = os.environ.get("CXX", "").split()[:1] or ["c++", "g++", "clang++"]
     if not any(shutil.which(name) for name in compiler):
-        missing.append("g++ (a C++17 compiler)")
+        missing.append("g++ (a C++20 compiler)")
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         missing.append(f"python{sys.version_info[0]}.{sys.version_info[1]}-dev (Python.h)")
     return missing
