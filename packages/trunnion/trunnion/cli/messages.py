@@ -1,0 +1,46 @@
+"""What goes to the user besides the answer: one line on stderr, an exit code, a traceback only with --debug."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+from trunnion.errors import TrunnionError
+
+EXIT_UNEXPECTED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+
+
+class UsageProblem(TrunnionError, ValueError):
+    """An option or prompt that cannot be used as given."""
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    print(" ".join(text.split("\n")), file=sys.stderr, flush=True)
+
+
+def guarded(run: Callable[[], int], *, debug: bool) -> int:
+    """Run a command; turn what it raises into one line and an exit code."""
+    try:
+        return run()
+    except TrunnionError as error:
+        return _report(str(error), EXIT_USAGE, debug=debug)
+    except KeyboardInterrupt:
+        return _report("interrupted", EXIT_INTERRUPTED, debug=False)
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python must not fail again when it flushes stdout at exit.
+        sys.stdout = None
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if (code := getattr(error, "exit_code", None)) is not None and hasattr(error, "format_message"):
+            return _report(f"{error.format_message()} (see --help)", code, debug=debug)
+        hint = "" if debug else " (--debug shows where)"
+        return _report(f"{type(error).__name__}: {error}{hint}", EXIT_UNEXPECTED, debug=debug)
+
+
+def _report(text: str, code: int, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    note(f"trunnion: {text}")
+    return code

@@ -1,0 +1,32 @@
+"""`trunnion models`: the model families that can be loaded."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from importlib.util import find_spec
+
+from trunnion.registry import ModelFamily, model_families
+
+
+def models(*, as_json: bool) -> int:
+    """Print family, number of test cards and architectures; the exit code."""
+    families = [
+        {"family": family.name, "architectures": sorted(family.architectures), "cards": _card_count(family)}
+        for family in model_families()
+    ]
+    if as_json:
+        print(json.dumps(families))
+        return 0
+    width = max((len(str(family["family"])) for family in families), default=0)
+    for family in families:
+        architectures = family["architectures"]
+        assert isinstance(architectures, list)
+        print(f"{family['family']:{width}}  {family['cards']:2} cards  {', '.join(architectures)}")
+    return 0
+
+
+def _card_count(family: ModelFamily) -> int:
+    """Tiny configurations with which the family is compared with the reference."""
+    name = f"{family.package}.card"
+    return len(importlib.import_module(name).CARDS) if find_spec(name) is not None else 0

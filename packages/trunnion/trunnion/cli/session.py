@@ -1,0 +1,133 @@
+"""A model ready to answer: its text side, its host, and requests that fit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trunnion.cli.answers import Answer, default_interrupt
+from trunnion.cli.figures import figures_line, figures_table
+from trunnion.cli.host import Host, HostOptions, Sampling
+from trunnion.cli.messages import UsageProblem, note
+from trunnion.cli.sampling_options import BLOCK_SIZE, SamplingOptions, resolve_max_model_len
+from trunnion.cli.threads import default_threads
+from trunnion.config import DTYPES
+from trunnion.contract import Limits
+from trunnion.registry import hardware_names
+from trunnion.text.model_text import ModelText, load_model_text, resolve_model
+from trunnion.text.stop_strings import StopStrings
+
+OpenHost = Callable[[HostOptions], Host]
+DEFAULT_NUM_TOKENS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of the model and its host, as given; None means a default."""
+
+    model: str
+    hardware: str
+    dtype: str
+    max_model_len: int | None
+    kv_blocks: int | None
+    threads: int | None
+    max_num_seqs: int | None
+    max_num_tokens: int | None
+    prefix_caching: bool
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise UsageProblem(f"unknown --dtype {self.dtype!r}; choices: auto, {', '.join(DTYPES)}")
+        for name in ("kv_blocks", "threads", "max_num_seqs", "max_num_tokens"):
+            value = getattr(self, name)
+            least = 2 if name == "kv_blocks" else 1
+            if value is not None and value < least:
+                raise UsageProblem(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+
+
+class Session:
+    """Submits prompts to a host and remembers nothing of them."""
+
+    def __init__(self, text: ModelText, host: Host, sampling: Sampling, stop: tuple[str, ...]) -> None:
+        self.text = text
+        self.host = host
+        self.sampling = sampling
+        self.stop = stop
+
+    def ask(self, token_ids: Sequence[int]) -> Answer:
+        """Start one request."""
+        try:
+            request_id = self.host.submit(token_ids, self.sampling, self.text.end_ids)
+        except ValueError as error:
+            raise UsageProblem(str(error)) from error
+        return Answer(request_id, self.text.tokenizer.detokenizer(), StopStrings(self.stop))
+
+    def print_figures(self, *, table: bool) -> None:
+        stats = self.host.stats()
+        if table:
+            print(figures_table(stats), file=sys.stderr)
+        note(figures_line(stats))
+
+
+class SessionPlan:
+    """The text side of a session: prompts can be read and checked before the weights are."""
+
+    def __init__(self, options: ModelOptions, sampling: SamplingOptions) -> None:
+        self.options = options
+        if options.hardware not in hardware_names():
+            installed = ", ".join(hardware_names()) or "none"
+            raise UsageProblem(f"unknown hardware {options.hardware!r}; installed: {installed}")
+        self.text = load_model_text(resolve_model(options.model))
+        self.max_model_len = resolve_max_model_len(options.max_model_len, self.text.max_position)
+        self.sampling = sampling.resolve(self.text.sampling)
+        self.stop = sampling.stop
+        if self.text.sampling.not_applied:
+            asked = ", ".join(f"{key} {value}" for key, value in self.text.sampling.not_applied.items())
+            note(f"note: generation_config.json asks for {asked}, which is not applied")
+
+    def check_length(self, token_ids: Sequence[int], what: str) -> None:
+        """A prompt must leave room for one token."""
+        if not token_ids:
+            raise UsageProblem(f"{what} is empty")
+        if len(token_ids) >= self.max_model_len:
+            raise UsageProblem(
+                f"{what} has {len(token_ids)} tokens; --max-model-len is {self.max_model_len}, the answer included"
+            )
+
+    def request_length(self, token_ids: Sequence[int]) -> int:
+        """Tokens that a request can reach."""
+        return min(len(token_ids) + self.sampling.max_tokens, self.max_model_len)
+
+    @contextmanager
+    def open(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int) -> Iterator[Session]:
+        """Load the model; `num_seqs` and `kv_blocks` are defaults that options override."""
+        options = self.options
+        max_num_seqs = options.max_num_seqs or num_seqs
+        max_num_tokens = options.max_num_tokens or max(DEFAULT_NUM_TOKENS, max_num_seqs)
+        if max_num_tokens < max_num_seqs:
+            raise UsageProblem(f"--max-num-tokens {max_num_tokens} is below the {max_num_seqs} requests of a step")
+        host_options = HostOptions(
+            model=self.text.path,
+            hardware=options.hardware,
+            dtype=options.dtype,
+            limits=Limits(
+                max_num_tokens=max_num_tokens,
+                max_num_seqs=max_num_seqs,
+                max_model_len=self.max_model_len,
+                max_logits_rows=max_num_seqs,
+                block_size=BLOCK_SIZE,
+            ),
+            kv_blocks=options.kv_blocks or kv_blocks,
+            prefix_caching=options.prefix_caching,
+            threads=options.threads or default_threads(),
+            progress=sys.stderr.isatty(),
+        )
+        with default_interrupt():
+            host = open_host(host_options)
+        try:
+            yield Session(self.text, host, self.sampling, self.stop)
+        finally:
+            with default_interrupt():
+                host.close()

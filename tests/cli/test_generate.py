@@ -1,0 +1,222 @@
+"""`trunnion generate` against a scripted host: what is printed where, what the host is asked, how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BOS, EOS, EOS2 = 0, 1, 2
+
+Cli = Callable[..., Any]
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value))
+
+
+def generate(cli: Cli, model: Path, *arguments: str, **fake: Any) -> Any:
+    return cli("generate", "--model", str(model), *arguments, **fake)
+
+
+def test_answer_on_stdout_and_one_line_of_figures_on_stderr(cli: Cli, model: Path) -> None:
+    outcome = generate(cli, model, "Hi", script=lambda prompt: "Grüße 世界 \U0001f468\u200d\U0001f469")
+    assert (outcome.code, outcome.out) == (0, "Grüße 世界 \U0001f468\u200d\U0001f469\n")
+    assert outcome.err.count("\n") == 1
+    for part in ("prefill 20 tokens at 40.0/s", "decode 10 tokens at 40.0/s", "3 steps", "3 execute calls", "4/9",
+                 "1 preemptions"):  # fmt: skip
+        assert part in outcome.err
+
+
+def test_prompt_is_the_rendered_template_with_one_bos(cli: Cli, model: Path) -> None:
+    request = generate(cli, model, "Hi").host.seen[0]
+    assert request.prompt == "<s>[user]Hi</s>[assistant]"
+    assert request.prompt_ids.count(BOS) == 1
+
+
+def test_raw_sends_the_text_as_it_is(cli: Cli, model: Path) -> None:
+    assert generate(cli, model, "--raw", "Hi ").host.seen[0].prompt == "Hi "
+
+
+def test_end_tokens_are_the_list_of_the_generation_config(cli: Cli, model: Path) -> None:
+    outcome = generate(cli, model, "Hi", script=lambda prompt: "one<|eot|>two")
+    assert outcome.host.seen[0].end_ids == [EOS, EOS2]
+    assert outcome.out == "one\n"
+
+
+def test_several_prompts_run_together_and_print_in_order(cli: Cli, model: Path) -> None:
+    outcome = generate(cli, model, "a", "b", "c", script=lambda prompt: f"<{prompt[9]}>")
+    assert outcome.out == "<a>\n\n<b>\n\n<c>\n"
+    assert outcome.host.options.limits.max_num_seqs == 3
+
+
+def test_prompt_from_stdin(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("two\nlines\n"))
+    assert generate(cli, model).host.seen[0].prompt == "<s>[user]two\nlines</s>[assistant]"
+
+
+@pytest.mark.parametrize("stop", ["END", "é!", "D o"])
+def test_stop_string_across_tokens_is_never_shown(cli: Cli, model: Path, stop: str) -> None:
+    outcome = generate(cli, model, "Hi", "--stop", stop, "--stop", "never", script=lambda prompt: "text END é! END of")
+    assert outcome.out == "text END é! END of".split(stop)[0] + "\n"
+    assert outcome.host.sent < len("text END é! END of".encode()), "the request was cancelled"
+
+
+def test_half_a_stop_string_is_shown_at_the_end(cli: Cli, model: Path) -> None:
+    assert generate(cli, model, "Hi", "--stop", "END", script=lambda prompt: "text EN").out == "text EN\n"
+
+
+def test_answer_cut_within_a_character_ends_in_a_replacement(cli: Cli, model: Path) -> None:
+    outcome = generate(cli, model, "Hi", "--max-tokens", "3", script=lambda prompt: "a世界")
+    assert outcome.out == "a\ufffd\n"
+
+
+def test_json_is_one_object_per_prompt(cli: Cli, model: Path) -> None:
+    outcome = generate(
+        cli, model, "--json", "--seed", "5", "--stop", "!", "--max-tokens", "6", "a", "b", "c",
+        script=lambda prompt: {"a": "é", "b": "b! more", "c": "long enough"}[prompt[9]],
+    )  # fmt: skip
+    first, second, third = map(json.loads, outcome.out.splitlines())
+    assert [answer["text"] for answer in (first, second, third)] == ["é", "b", "long e"]
+    assert [answer["finish_reason"] for answer in (first, second, third)] == ["stop", "stop", "length"]
+    assert (first["stop_id"], first["stop_string"], second["stop_string"]) == (EOS2, None, "!")
+    assert (first["prompt"], first["seed"], len(first["token_ids"])) == ("a", 5, 2)
+    assert first["num_prompt_tokens"] == len(outcome.host.seen[0].prompt_ids)
+
+
+def test_sampling_comes_from_the_model_and_options_override_it(cli: Cli, model: Path) -> None:
+    write(
+        model / "generation_config.json",
+        {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": EOS, "repetition_penalty": 1.1},
+    )
+    outcome = generate(cli, model, "Hi")
+    sampling = outcome.host.seen[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.6, 50, 0.9, 0.0)
+    assert "repetition_penalty 1.1" in outcome.err
+    given = ["--temperature", "0", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1", "--seed", "3"]
+    sampling = generate(cli, model, "Hi", *given).host.seen[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (0, 7, 0.5, 0.1, 3)
+
+
+def test_temperature_of_a_greedy_model_is_ignored(cli: Cli, model: Path) -> None:
+    write(model / "generation_config.json", {"temperature": 0.6, "do_sample": False})
+    assert generate(cli, model, "Hi").host.seen[0].sampling.temperature == 0.0
+
+
+def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
+    options = generate(
+        cli, model, "Hi", "--kv-blocks", "33", "--threads", "2", "--dtype", "float32", "--max-model-len", "100",
+        "--no-prefix-cache", "--max-num-seqs", "4", "--max-num-tokens", "64",
+    ).host.options  # fmt: skip
+    assert (options.kv_blocks, options.threads, options.dtype, options.prefix_caching) == (33, 2, "float32", False)
+    limits = options.limits
+    assert (limits.max_model_len, limits.max_num_seqs, limits.max_num_tokens, limits.max_logits_rows) == (100, 4, 64, 4)
+
+
+def test_stats_prints_every_counter(cli: Cli, model: Path) -> None:
+    err = generate(cli, model, "Hi", "--stats").err
+    assert "prefill_seconds  0.5000" in err and len(err.splitlines()) == 11
+
+
+def test_interrupt_cancels_prints_what_there_is_and_exits_130(cli: Cli, model: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    outcome = generate(
+        cli, model, "a", "b", "--stop", "zz", "--max-tokens", "400", script=lambda prompt: "x" * 300, interrupt_after=5
+    )
+    assert outcome.code == 130
+    assert outcome.out.strip() in ("xxxxx", "xxxxxx"), "what the second had said when it was stopped"
+    assert all(request.cancelled for request in outcome.host.seen)
+    assert "0 in use now" in outcome.err
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_of_one_answer_shows_its_beginning(cli: Cli, model: Path) -> None:
+    outcome = generate(cli, model, "a", script=lambda prompt: "x" * 300, interrupt_after=5)
+    assert outcome.code == 130
+    assert outcome.out in ("xxxxx\n", "xxxxxx\n")
+
+
+def test_error_of_a_request_is_one_line_and_exit_1(cli: Cli, model: Path) -> None:
+    outcome = generate(cli, model, "a", error="the device is gone")
+    assert (outcome.code, outcome.out) == (1, "\n")
+    assert "trunnion: the device is gone" in outcome.err
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "temperature": (["--temperature", "-1", "x"], "--temperature must be from 0 to 100, got -1"),
+    "temperature_text": (["--temperature", "warm", "x"], "--temperature"),
+    "top_p": (["--top-p", "0", "x"], "--top-p must be above 0 up to 1, got 0"),
+    "top_p_nan": (["--top-p", "nan", "x"], "--top-p"),
+    "min_p": (["--min-p", "1.5", "x"], "--min-p must be from 0 to 1, got 1.5"),
+    "top_k": (["--top-k", "-1", "x"], "--top-k must be at least 0"),
+    "max_tokens": (["--max-tokens", "0", "x"], "--max-tokens must be at least 1"),
+    "seed": (["--seed", "-1", "x"], "--seed"),
+    "stop": (["--stop", "", "x"], "--stop must not be empty"),
+    "dtype": (["--dtype", "float8", "x"], "unknown --dtype 'float8'; choices: auto, bfloat16, float32, float16"),
+    "hardware": (["--hardware", "tpu", "x"], "unknown hardware 'tpu'; installed: "),
+    "threads": (["--threads", "0", "x"], "--threads must be at least 1"),
+    "kv_blocks": (["--kv-blocks", "1", "x"], "--kv-blocks must be at least 2"),
+    "max_model_len": (["--max-model-len", "1000", "x"], "--max-model-len 1000 is above the model's limit of 512"),
+    "max_num_tokens": (["--max-num-tokens", "1", "x", "y"], "--max-num-tokens 1 is below"),
+    "long_prompt": (["--max-model-len", "20", "a long prompt"], "the prompt has "),
+    "long_second": (["--max-model-len", "40", "a", "x" * 50], "prompt 2 has "),
+    "empty": ([""], "the prompt is empty"),
+    "blank": (["a", " \n"], "prompt 2 is empty"),
+    "option": (["--no-such-option", "x"], "--no-such-option"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_one_line_and_exit_2(cli: Cli, model: Path, name: str) -> None:
+    arguments, message = MISTAKES[name]
+    outcome = generate(cli, model, *arguments)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1 and message in outcome.err
+    assert outcome.host is None, "nothing was loaded"
+
+
+def test_no_chat_template_names_raw(cli: Cli, model: Path) -> None:
+    write(model / "tokenizer_config.json", {})
+    outcome = generate(cli, model, "Hi")
+    assert outcome.code == 2 and "--raw" in outcome.err
+    assert generate(cli, model, "--raw", "Hi").code == 0
+
+
+def _rename(model: Path, name: str) -> None:
+    (model / "model.safetensors").rename(model / name)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda model: _rename(model, "pytorch_model.bin"), "pickle (pytorch_model.bin)"),
+        (lambda model: _rename(model, "consolidated.00.pth"), "save_pretrained"),
+        (lambda model: _rename(model, "x.gguf"), "name one of them: x.gguf"),
+        (lambda model: (model / "model.safetensors").unlink(), "no *.safetensors"),
+        (lambda model: (model / "config.json").unlink(), "no config.json"),
+        (lambda model: (model / "config.json").write_text("{"), "not JSON"),
+        (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer.json"),
+    ],
+    ids=["pickle_bin", "pickle_pth", "gguf_inside", "no_weights", "no_config", "bad_config", "no_tokenizer"],
+)
+def test_unusable_model_is_one_line_and_exit_2(cli: Cli, model: Path, break_it: Any, message: str) -> None:
+    break_it(model)
+    outcome = generate(cli, model, "Hi")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert message in outcome.err
+
+
+@pytest.mark.parametrize("name", ["absent", "weights.pt", "notes.txt"])
+def test_path_that_is_no_model_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, name: str) -> None:
+    if name != "absent":
+        (tmp_path / name).touch()
+    outcome = cli("generate", "--model", str(tmp_path / name), "Hi")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert name in outcome.err
