@@ -1,4 +1,4 @@
-"""Refuse committed text that names a machine's path or a package registry; warn of files that have grown too long."""
+"""Refuse text that names a machine's path or a package registry, and dead links; warn of files grown too long."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG = 500
+LINK = re.compile(r"\]\((?P<target>[^)#:\s]+)(#[^)]*)?\)")
 SOURCES = {".py", ".cc", ".cpp", ".c", ".h", ".hpp"}
 
 FORBIDDEN = {
@@ -36,6 +37,14 @@ def find_forbidden(text: str) -> Iterator[tuple[int, str, str]]:
                 yield number, what, match.group()
 
 
+def find_dead_links(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
+    """As `find_forbidden`, for links of a Markdown file to files that do not exist."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in LINK.finditer(line):
+            if not (path.parent / match["target"]).exists():
+                yield number, "a file that does not exist", match["target"]
+
+
 def main() -> int:
     failed = False
     for path in tracked_files(ROOT):
@@ -44,7 +53,8 @@ def main() -> int:
         except UnicodeDecodeError:
             continue
         name = path.relative_to(ROOT)
-        for number, what, words in find_forbidden(text):
+        dead = find_dead_links(path, text) if path.suffix == ".md" else ()
+        for number, what, words in (*find_forbidden(text), *dead):
             print(f"{name}:{number}: names {what}: {words}")
             failed = True
         if path.suffix in SOURCES and (count := text.count("\n")) > LONG:

@@ -286,6 +286,11 @@ class TestTree:
     def test_forbidden_words(self, line: str) -> None:
         assert len(list(check_tree.find_forbidden(f"fine\n{line}\n"))) == 1
 
+    def test_dead_links(self, tmp_path: Path) -> None:
+        text = "[a](there.md) [b](there.md#part) [c](https://example.org/x)\n[d](gone.md#part)\n"
+        page = write_tree(tmp_path, {"README.md": text, "there.md": ""}) / "README.md"
+        assert [(number, words) for number, _, words in check_tree.find_dead_links(page, text)] == [(2, "gone.md")]
+
     @pytest.mark.parametrize("line", ["a/tmp/b", "https://arxiv.org/abs/2405.04434", "dist/cpu", "${HOME}/tmp/x"])
     def test_allowed_words(self, line: str) -> None:
         assert list(check_tree.find_forbidden(line)) == []
