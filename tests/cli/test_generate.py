@@ -220,3 +220,14 @@ def test_path_that_is_no_model_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, 
     outcome = cli("generate", "--model", str(tmp_path / name), "Hi")
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert name in outcome.err
+
+
+def test_reader_that_has_gone_ends_the_run_quietly(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    outcome = generate(cli, model, "Hi")
+    assert (outcome.code, outcome.err) == (141, "")
+    assert all(request.cancelled for request in outcome.host.seen)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from trunnion.cli.threads import default_threads
-from trunnion.errors import UnsupportedError
 from trunnion.interfaces.hardware import EnvironmentProblem
 from trunnion.registry import hardware, hardware_names
 
@@ -110,7 +109,7 @@ def _host() -> tuple[dict[str, Any], list[EnvironmentProblem]]:
 
     try:
         return library_facts(), []
-    except (ImportError, OSError, RuntimeError, UnsupportedError) as error:
+    except Exception as error:  # a broken library must not hide the rest of the report
         problem = EnvironmentProblem(what="C++ host", found=str(error), needed=REMEDY, fatal=True)
         return {"library": None}, [problem]
 

@@ -1,0 +1,140 @@
+"""`trunnion models` and `trunnion env`, help, and the commands as separate processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunnion.cli.environment import meets, unmet_requirements
+from trunnion.cli.threads import cpu_quota, default_threads, physical_cores
+
+Cli = Callable[..., Any]
+
+
+def _run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trunnion", *arguments], input=stdin, capture_output=True, text=True, check=False
+    )
+
+
+def test_models_lists_families_architectures_and_cards(cli: Cli) -> None:
+    outcome = cli("models", "--json")
+    families = {family["family"]: family for family in json.loads(outcome.out)}
+    assert "LlamaForCausalLM" in families["llama"]["architectures"]
+    assert families["llama"]["cards"] > 0
+    lines = cli("models").out.splitlines()
+    assert len(lines) == len(families)
+    assert any(line.startswith("llama ") and "MistralForCausalLM" in line for line in lines)
+
+
+def test_env_names_versions_hardware_and_problems(cli: Cli) -> None:
+    outcome = cli("env", "--json")
+    report = json.loads(outcome.out)
+    assert report["python"] == sys.version.split()[0]
+    assert report["hardware"]["cpu"] == "ok"
+    assert report["threads"] >= 1
+    assert outcome.code == int(any(problem["fatal"] for problem in report["problems"]))
+    text = cli("env").out
+    assert report["torch"] in text and "hardware    cpu: ok" in text
+
+
+def test_broken_hardware_package_is_fatal_and_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "trunnion_broken"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "hardware.py").write_text("raise RuntimeError('driver too old')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    outcome = cli("env")
+    assert outcome.code == 1
+    assert "FATAL: hardware broken: found RuntimeError: driver too old" in outcome.out
+
+
+def test_unmet_requirement_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "trunnion_odd"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "_versions.py").write_text('REQUIRES = {"torch": "==1.0", "no-such-thing": ">=2", "pytest": ">=1"}\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    problems = unmet_requirements({"trunnion-odd": "0.1.0"})
+    assert [(problem.what, problem.needed) for problem in problems] == [
+        ("torch, for trunnion-odd", "==1.0"),
+        ("no-such-thing, for trunnion-odd", ">=2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier", "expected"),
+    [
+        ("2.13.0+cpu", "==2.13.0", True),
+        ("2.13.0", "==2.13", True),
+        ("2.13.1", "==2.13.0", False),
+        ("2.9.0", ">=2.13", False),
+        ("2.13.0", ">=2.9", True),
+        ("3.1", ">=3.1.6", False),
+    ],
+)
+def test_version_comparison(version: str, specifier: str, expected: bool) -> None:
+    assert meets(version, specifier) is expected
+
+
+def test_unknown_specifier_is_refused() -> None:
+    with pytest.raises(ValueError, match="neither"):
+        meets("1.0", "~=1.0")
+
+
+def test_threads_count_cores_not_hyperthreads(tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert physical_cores({0, 1, 2, 3}, tmp_path) == 2
+    assert physical_cores({0, 2}, tmp_path) == 1
+    assert physical_cores({7, 8, 9}, tmp_path) == 3
+
+
+@pytest.mark.parametrize(("text", "expected"), [("max 100000\n", None), ("250000 100000\n", 2), ("50000 100000\n", 1)])
+def test_threads_heed_the_quota(tmp_path: Path, text: str, expected: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert cpu_quota(tmp_path / "cpu.max") == expected
+    assert cpu_quota(tmp_path / "absent") is None
+
+
+def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert default_threads() == 5
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "models", "env"])
+def test_help_is_plain(cli: Cli, command: str) -> None:
+    outcome = cli(command, "--help")
+    assert outcome.code == 0
+    assert outcome.out.isascii(), "no boxes"
+    assert command not in ("generate", "chat") or "Example: trunnion" in outcome.out
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys; from trunnion.cli.main import run; run(['generate', '--help'], open_host=None); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_process_refuses_pickle_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").touch()
+    done = _run("generate", "--model", str(tmp_path), "Hi")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "pickle" in done.stderr and "save_pretrained" in done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = _run("generate", "--model", "/no/such/model", "--debug", "Hi")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr and "'/no/such/model' does not exist" in done.stderr
