@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import DeepseekV2Config, Qwen3NextConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Experts, DeepseekV2TopkRouter
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextTopKRouter
@@ -16,6 +18,9 @@ from trunnion.interfaces.weights import placements_of
 from trunnion.layers.fused_moe import FusedMoE, Router
 from trunnion.ops.moe import experts_by_token
 from trunnion.reference import ReferenceHardware
+from trunnion.weights.loader import load_weights
+from trunnion.weights.name_map import ExpertRule, WeightMap
+from trunnion.weights.safetensors_source import SafetensorsSource
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 8, 3, 10, 6
 SIZES = [0, 1, 7, 63]
@@ -148,6 +153,35 @@ def test_ranks_that_share_the_experts_sum_to_the_whole() -> None:
         return layer(x, logits)
 
     torch.testing.assert_close(run(0, 2) + run(1, 2), run(0, 1), rtol=1e-5, atol=1e-4)
+
+
+def stored_experts(hf: DeepseekV2Experts, layout: str) -> dict[str, torch.Tensor]:
+    gate_up, down = hf.gate_up_proj.data, hf.down_proj.data
+    if layout == "stacked":
+        return {"mlp.experts.gate_up_proj": gate_up, "mlp.experts.down_proj": down}
+    if layout == "stacked-transposed":
+        return {"mlp.experts.gate_up_proj": gate_up.mT, "mlp.experts.down_proj": down.mT}
+    gate, up = gate_up.chunk(2, dim=1)
+    parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+    return {f"mlp.experts.{e}.{name}.weight": parts[name][e] for name in parts for e in range(EXPERTS)}
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("layout", ["per-expert", "stacked", "stacked-transposed"])
+def test_every_stored_layout_fills_a_rank_alike(layout: str, rank: int, size: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    hf = random_(DeepseekV2Experts(hf_config()))
+    tensors = {name: tensor.contiguous() for name, tensor in stored_experts(hf, layout).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        model = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"experts": block(context(rank, size))})})
+    weight_map = WeightMap(prefixes=(), tied={}, experts=(ExpertRule(block="mlp.experts"),))
+    device = torch.device("cpu")
+    load_weights(model, SafetensorsSource(tmp_path), weight_map, dtype=torch.float32, device=device)
+    expected = block(context(rank, size))
+    fill(expected, hf)
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(model["mlp"]["experts"].get_parameter(name), parameter), name
 
 
 def test_bfloat16_stays_within_its_rounding() -> None:
