@@ -49,7 +49,14 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         return config
-    shared = ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
+    shared: tuple[str, ...] = (
+        "tie_word_embeddings",
+        "dtype",
+        "torch_dtype",
+        "eos_token_id",
+        "bos_token_id",
+        "quantization_config",
+    )
     own = {key: value for key, value in inner.items() if value is not None}
     if "dtype" in own or "torch_dtype" in own:
         shared = tuple(key for key in shared if not key.endswith("dtype"))

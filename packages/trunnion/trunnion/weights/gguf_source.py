@@ -39,7 +39,7 @@ class GGUFSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         metadata, stored = read_gguf_header(path)
-        name = metadata.get("general.architecture")
+        name = str(metadata.get("general.architecture"))
         if name not in ARCHITECTURES:
             raise UnsupportedError(f"{path}: unknown GGUF architecture {name!r}; supported: {', '.join(ARCHITECTURES)}")
         self._architecture = ARCHITECTURES[name]

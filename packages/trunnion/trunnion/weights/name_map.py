@@ -129,9 +129,9 @@ class WeightMap:
                 return [target]
         for fused, parts in self.fuse.items():
             for part, module in parts.items():
-                pattern = _whole(re.escape(module))
-                if pattern.search(renamed):
-                    return [Target(pattern.sub(fused, renamed), part)]
+                found = _whole(re.escape(module))
+                if found.search(renamed):
+                    return [Target(found.sub(fused, renamed), part)]
         return [Target(renamed)]
 
     def renamed(self, name: str) -> str:

@@ -74,7 +74,7 @@ def _entry(path: Path, name: str, spec: Any, data_start: int) -> HeaderEntry:
 
     if not isinstance(spec, dict) or not isinstance(spec.get("dtype"), str) or not is_sizes(spec.get("shape")):
         raise WeightsError(f"{path}: header entry of {name!r} lacks dtype or shape")
-    offsets = spec.get("data_offsets")
+    offsets: Any = spec.get("data_offsets")
     if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise WeightsError(f"{path}: header entry of {name!r} has data_offsets {offsets!r}")
     dtype = TORCH_DTYPES.get(spec["dtype"])

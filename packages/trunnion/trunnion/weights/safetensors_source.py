@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
 from trunnion.errors import UnsupportedError, WeightsError
+from trunnion.hf_config import read_json_object
 from trunnion.weights.quantization import refuse_quantized_config, refuse_quantized_folder, refuse_quantized_names
 from trunnion.weights.report import first_names
 from trunnion.weights.safetensors_header import TORCH_DTYPES, read_header
@@ -28,15 +27,15 @@ class SafetensorsSource:
 
     Raises:
         WeightsError: a shard is missing, truncated, malformed, or two shards hold the same tensor.
+        ConfigError: the index or `config.json` is not a JSON object.
         UnsupportedError: pickle, adapter or quantised checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         refuse_quantized_folder(folder)
-        config = _read_json(folder / "config.json")
-        if config is not None:
-            refuse_quantized_config(config)
+        if (folder / "config.json").is_file():
+            refuse_quantized_config(read_json_object(folder / "config.json"))
         weight_map = _read_index(folder)
         files = _files_without_index(folder) if weight_map is None else sorted(set(weight_map.values()))
         self._names: dict[Path, list[str]] = {}
@@ -93,24 +92,10 @@ class SafetensorsSource:
                 )
 
 
-def _read_json(path: Path) -> Any:
-    """The JSON object in `path`, None if there is no such file, WeightsError if it is not JSON."""
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
-    if not isinstance(value, dict):
-        raise WeightsError(f"{path}: not a JSON object")
-    return value
-
-
 def _read_index(folder: Path) -> dict[str, str] | None:
-    index = _read_json(folder / INDEX_NAME)
-    if index is None:
+    if not (folder / INDEX_NAME).is_file():
         return None
-    weight_map = index.get("weight_map")
+    weight_map = read_json_object(folder / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{folder / INDEX_NAME}: no weight_map")
     for name, file in weight_map.items():
