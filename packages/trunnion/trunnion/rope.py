@@ -1,9 +1,9 @@
 """Rotary position embeddings: read from a published config, turned into frequencies and one cos/sin table.
 
 The formulas are those of `transformers` 5.24 (`modeling_rope_utils.py`), with one difference that a cached server
-forces. There, dynamic NTK and LongRoPE change their frequencies when a sequence outgrows a length, which re-rotates keys
-that are already cached. Here the choice is made once, from the longest request the executor admits (`max_model_len`):
-the results equal those of `transformers` for a request of that length.
+forces. There, dynamic NTK and LongRoPE change their frequencies when a sequence outgrows a length, which turns keys that
+are already cached. Here the choice is made once, from the longest request the executor admits (`max_model_len`): the
+results equal those of `transformers` for a request of that length.
 """
 
 from __future__ import annotations
@@ -45,6 +45,15 @@ class RopeParameters:
     high_freq_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest request the positions reach: interpolation by a factor may go beyond `max_position_embeddings`."""
+        length = self.max_position_embeddings
+        if self.factor is None or self.rope_type not in ("linear", "dynamic", "yarn"):
+            return length
+        stretched = self.original_max_position_embeddings if self.rope_type == "yarn" else length
+        return max(length, int(stretched * self.factor))
 
     def rotary_dim(self, head_dim: int) -> int:
         """How many leading features of a head are rotated; ConfigError if that number is odd."""
@@ -116,7 +125,7 @@ def inv_freq_and_scale(
 
 
 def cos_sin_table(rope: RopeParameters, rotary_dim: int, max_model_len: int | None = None) -> torch.Tensor:
-    """[max_model_len, rotary_dim] float32 on the CPU: cos in the first half of a row, sin in the second, both scaled."""
+    """[max_model_len, rotary_dim] float32 on the CPU: a row's first half is cos, its second sin, both scaled."""
     length = rope.max_position_embeddings if max_model_len is None else max_model_len
     inv_freq, scale = inv_freq_and_scale(rope, rotary_dim, length)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), inv_freq)
