@@ -265,8 +265,12 @@ def test_a_layer_that_the_checkpoint_ignores_stays_plain(quantised: dict[str, An
     assert [name for name, _ in head.named_parameters()] == ["weight"]
     other = ParallelLMHead(131, 6, ctx=_context(**quantised), prefix="other_head")
     assert {name for name, _ in other.named_parameters()} == {"codes", "scale"}
-    other.tie_to(VocabParallelEmbedding(131, 6, ctx=_context(**quantised), prefix="embed_tokens"))
+    embedding = VocabParallelEmbedding(131, 6, ctx=_context(**quantised), prefix="embed_tokens")
+    embedding.weight.data.copy_(_randn(192, 6))
+    other.tie_to(embedding)
+    other.finalize()
     assert [name for name, _ in other.named_parameters()] == ["weight"]
+    assert torch.equal(other(_randn(2, 6, seed=1)), _linear(_randn(2, 6, seed=1), embedding.weight)[:, :131])
 
 
 def test_norm_with_and_without_residual() -> None:

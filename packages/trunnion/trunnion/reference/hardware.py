@@ -18,16 +18,14 @@ from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import CausalLM
 from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
-from trunnion.reference.attention import SCORE_BYTES, ReferenceAttentionGroup
+from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.collectives import GlooCollectives
 from trunnion.reference.linear_method import UnquantizedLinearMethod
+from trunnion.reference.memory_profile import profile_memory
 from trunnion.reference.mla import ReferenceMLAGroup
 from trunnion.reference.moe_method import UnquantizedMoEMethod
 from trunnion.reference.recurrent import ReferenceRecurrentGroup
 from trunnion.reference.runner import EagerRunner
-
-LIVE_ACTIVATIONS = 12
-"""Widest float32 rows per token that a layer keeps at once, at most: inputs, outputs and float32 copies in between."""
 
 
 class ReferenceHardware(Hardware):
@@ -59,16 +57,9 @@ class ReferenceHardware(Hardware):
         return EagerRunner(model, groups)
 
     def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
-        """Bounds from the widest weight: an eager step keeps a few rows of that width per token, and the logits."""
+        """See `trunnion.reference.memory_profile`."""
         assert isinstance(model, nn.Module), f"{type(model).__name__} is not a module"
-        tensors = [*model.parameters(), *model.buffers()]
-        widest = max((max(tensor.shape[:2]) for tensor in model.parameters() if tensor.dim() > 1), default=0)
-        rows = max_num_tokens * LIVE_ACTIVATIONS + max_logits_rows * 3
-        return MemoryProfile(
-            weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-            activations=4 * rows * widest,
-            workspaces=4 * SCORE_BYTES,
-        )
+        return profile_memory(model, max_num_tokens, max_logits_rows)
 
     def on_reference(self) -> Mapping[str, str]:
         own = OPERATORS.registered(torch._C._dispatch_key_for_device(self.device_type))

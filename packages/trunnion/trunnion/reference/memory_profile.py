@@ -1,0 +1,67 @@
+"""Upper bounds of what an eager step on the reference keeps in memory, read off a model's layers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from trunnion.contract import MemoryProfile
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, MLASpec
+from trunnion.layers.group_layer import GroupLayer
+from trunnion.layers.rotary_embedding import RotaryEmbedding
+from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion.reference.attention import SCORE_BYTES
+
+FLOAT_BYTES = 4
+LIVE_ROWS = 12
+"""Rows of the widest layer that a token keeps at once, in float32: inputs, outputs and what lies between."""
+LIVE_LOGITS = 4
+LIVE_SCORES = 6
+"""Scores before and after the scale, soft cap, mask and sinks, and the softmax's weights."""
+LIVE_KEYS = 4
+"""Gathered keys and values, in their dtype and in float32."""
+
+
+def profile_memory(model: nn.Module, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+    """Bytes of the weights and buffers, of a step's activations, and of the attention's scores and gathered keys."""
+    tensors = [*model.parameters(), *model.buffers()]
+    longest = max(
+        (module.cos_sin_cache.shape[0] for module in model.modules() if isinstance(module, RotaryEmbedding)),
+        default=max_num_tokens,
+    )
+    specs = {module.spec for module in model.modules() if isinstance(module, GroupLayer)}
+    return MemoryProfile(
+        weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        activations=FLOAT_BYTES
+        * (LIVE_ROWS * max_num_tokens * _widest_row(model) + LIVE_LOGITS * max_logits_rows * _vocab_rows(model)),
+        workspaces=max((_workspace(spec, max_num_tokens, longest) for spec in specs), default=0),
+    )
+
+
+def _widest_row(model: nn.Module) -> int:
+    """The most features a weight reads or makes; experts are counted one at a time, vocabulary not at all."""
+    widest = 0
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            sizes = parameter.shape[-2:]
+            if isinstance(module, VocabParallelEmbedding | ParallelLMHead):
+                sizes = sizes[1:]
+            widest = max(widest, *sizes, 0)
+    return widest
+
+
+def _vocab_rows(model: nn.Module) -> int:
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    return max((head.shard.num_rows * head.parallel.size for head in heads), default=0)
+
+
+def _workspace(spec: GroupSpec, max_num_tokens: int, longest: int) -> int:
+    if isinstance(spec, AttentionSpec):
+        key_features = spec.num_kv_heads * spec.head_dim
+    elif isinstance(spec, MLASpec):
+        key_features = spec.kv_lora_rank + spec.rope_head_dim
+    else:
+        # The recurrence keeps one request's state and one token's update of it.
+        return LIVE_KEYS * FLOAT_BYTES * spec.num_v_heads * spec.head_k_dim * spec.head_v_dim
+    row = FLOAT_BYTES * spec.num_qo_heads * longest
+    scores = max(row, min(SCORE_BYTES, row * max_num_tokens))
+    return LIVE_SCORES * scores + LIVE_KEYS * FLOAT_BYTES * longest * key_features

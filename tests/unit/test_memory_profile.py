@@ -1,0 +1,83 @@
+"""The reference's memory profile is above what torch's profiler sees of a worst-case step, and not absurdly so."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import trunnion_models
+from trunnion import registry
+from trunnion.config import BuildContext
+from trunnion.contract import BatchCounts, BatchTensors, CacheKind, GroupTensors, KVCacheSpec, Limits
+from trunnion.interfaces.attention import StepInputs
+from trunnion.reference import ReferenceHardware
+from trunnion.runner.groups import BoundGroups
+
+FAMILIES = [module.name for module in pkgutil.iter_modules(trunnion_models.__path__) if module.ispkg]
+LENGTH = 64
+LIMITS = Limits(max_num_tokens=LENGTH, max_num_seqs=1, max_model_len=LENGTH, max_logits_rows=LENGTH, block_size=4)
+
+
+def _ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _longest_step(spec: KVCacheSpec) -> StepInputs:
+    """One request that fills every limit."""
+    tokens = torch.arange(LENGTH, dtype=torch.int32)
+    paged = GroupTensors(
+        slot_mapping=tokens + LIMITS.block_size,
+        block_table=torch.arange(1, 1 + LENGTH // LIMITS.block_size, dtype=torch.int32)[None],
+        kv_start=_ints(0),
+    )
+    recurrent = GroupTensors(state_indices=_ints(1), has_initial_state=_ints(0))
+    tensors = BatchTensors(
+        input_ids=tokens,
+        positions=tokens,
+        query_start_loc=_ints(0, LENGTH),
+        seq_lens=_ints(LENGTH),
+        logits_indices=tokens,
+        groups=tuple(recurrent if group.kind is CacheKind.RECURRENT else paged for group in spec.groups),
+    )
+    return StepInputs(BatchCounts(num_tokens=LENGTH, num_reqs=1, num_logits=LENGTH), tensors, tensors)
+
+
+def _peak_bytes(run: Any) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        kept = run()
+    current = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            current += event.nbytes()
+            peak = max(peak, current)
+    assert kept is not None
+    return peak
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bound_holds_for_the_longest_step(family: str) -> None:
+    card = next(card for card in importlib.import_module(f"trunnion_models.{family}.card").CARDS if card.quick)
+    model_class = registry.model_class({**card.config, "architectures": [card.architecture]})
+    hardware = ReferenceHardware()
+    ctx = BuildContext(hardware=hardware, dtype=torch.float32, max_model_len=LENGTH)
+    model = model_class(model_class.config_class.from_hf(card.config), ctx)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.02)
+    bound = BoundGroups(model, hardware, torch.device("cpu"), LIMITS)
+    num_blocks = LENGTH // LIMITS.block_size + 1
+    bound.bind_kv_cache(
+        [
+            [{t.name: torch.zeros(num_blocks, *t.shape, dtype=t.dtype) for t in group.tensors} for _ in group.layers]
+            for group in bound.cache_spec.groups
+        ]
+    )
+    runner, step = hardware.create_runner(model, bound.groups), _longest_step(bound.cache_spec)
+    runner.run(step)
+    peak = _peak_bytes(lambda: runner.run(step))
+    promised = hardware.memory_profile(model, LENGTH, LENGTH)
+    assert 0 < peak <= promised.activations + promised.workspaces <= 10 * peak
