@@ -1,9 +1,9 @@
 """Rotary position embeddings: read from a published config, turned into frequencies and one cos/sin table.
 
 The formulas are those of `transformers` 5.24 (`modeling_rope_utils.py`), with one difference that a cached server
-forces. There, dynamic NTK and LongRoPE change their frequencies when a sequence outgrows a length, which turns keys that
-are already cached. Here the choice is made once, from the longest request the executor admits (`max_model_len`): the
-results equal those of `transformers` for a request of that length.
+forces. There, dynamic NTK and LongRoPE change their frequencies when a sequence outgrows a length, which turns keys
+that are already cached. Here the choice is made once, from the longest request the executor admits (`max_model_len`):
+the results equal those of `transformers` for a request of that length.
 """
 
 from __future__ import annotations
