@@ -1,0 +1,384 @@
+#include "fake_executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <sstream>
+#include <thread>
+
+namespace {
+
+constexpr int32_t kRuined = -7;
+
+struct Breach : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <typename... Parts>
+void expect(bool holds, const Parts&... parts) {
+  if (holds) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Breach(text.str());
+}
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15;
+  hash ^= hash >> 29;
+  hash *= 0xBF58476D1CE4E5B9;
+  return hash ^ (hash >> 32);
+}
+
+std::mutex breach_mutex;
+std::string first_breach;
+int32_t widest_step = 0;
+
+void note(const std::string& text) {
+  const std::lock_guard lock(breach_mutex);
+  if (first_breach.empty()) first_breach = text;
+}
+
+struct GroupState {
+  fake::Group spec;
+  int32_t width = 0;
+  int32_t num_blocks = 0;
+  std::vector<int32_t> tokens;   // per slot
+  std::vector<uint64_t> states;  // recurrent
+  std::vector<int32_t> slot_mapping, block_table, kv_start, kv_indptr, kv_indices, kv_last_page_len, state_indices,
+      has_initial_state;
+  trn_cache_tensor_spec tensor{};
+  const char* layer = "layers.0";
+  int64_t shape[1] = {1};
+};
+
+}  // namespace
+
+struct trn_executor {
+  fake::Config config;
+  trn_limits limits{};
+  std::thread::id thread = std::this_thread::get_id();
+  std::vector<GroupState> groups;
+  std::vector<trn_group_buffers> group_buffers;
+  std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices;
+  std::vector<float> logits;
+  trn_executor_stats stats{};
+  uint64_t step = 0;
+  std::string error;
+
+  explicit trn_executor(const trn_create_options& options) : config(fake::config()), limits(options.limits) {
+    const auto [tokens, seqs] = std::pair<size_t, size_t>(limits.max_num_tokens, limits.max_num_seqs);
+    const int32_t bs = limits.block_size;
+    input_ids.resize(tokens);
+    positions.resize(tokens);
+    query_start_loc.resize(seqs + 1);
+    seq_lens.resize(seqs);
+    logits_indices.resize(limits.max_logits_rows);
+    logits.resize(size_t(limits.max_logits_rows) * config.vocab_size);
+    for (const fake::Group& spec : config.groups) {
+      GroupState& group = groups.emplace_back();
+      group.spec = spec;
+      const int32_t longest = spec.window == 0 ? limits.max_model_len
+                                               : std::min(limits.max_model_len, spec.window + bs + limits.max_num_tokens);
+      group.width = spec.max_blocks_per_seq > 0 ? spec.max_blocks_per_seq : (longest + bs - 1) / bs;
+      if (spec.kind == TRN_CACHE_RECURRENT) group.width = 1;
+      for (auto* per_seq : {&group.kv_start, &group.kv_last_page_len, &group.state_indices, &group.has_initial_state}) {
+        per_seq->resize(seqs);
+      }
+      group.slot_mapping.resize(tokens);
+      group.kv_indptr.resize(seqs + 1);
+      group.block_table.resize(seqs * group.width);
+      group.kv_indices.resize(seqs * group.width);
+    }
+    for (GroupState& group : groups) {
+      trn_group_buffers lent{};
+      if (group.spec.kind == TRN_CACHE_RECURRENT) {
+        lent.state_indices = group.state_indices.data();
+        lent.has_initial_state = group.has_initial_state.data();
+      } else {
+        lent.slot_mapping = group.slot_mapping.data();
+        lent.block_table = group.block_table.data();
+        lent.kv_start = group.kv_start.data();
+      }
+      if (group.spec.kind != TRN_CACHE_RECURRENT && (config.required_fields & TRN_FIELD_KV_CSR) != 0) {
+        lent.kv_indptr = group.kv_indptr.data();
+        lent.kv_indices = group.kv_indices.data();
+        lent.kv_last_page_len = group.kv_last_page_len.data();
+      }
+      group_buffers.push_back(lent);
+    }
+  }
+
+  void check_counts(const trn_forward_batch& batch) const;
+  void check_attention(const trn_forward_batch& batch, const GroupState& group) const;
+  void check_csr(const trn_forward_batch& batch, const GroupState& group) const;
+  void check_recurrent(const trn_forward_batch& batch, const GroupState& group) const;
+  void compute(const trn_forward_batch& batch, bool ruin);
+  uint64_t context(const GroupState& group, int32_t request, int32_t position) const;
+};
+
+void trn_executor::check_counts(const trn_forward_batch& batch) const {
+  expect(batch.num_tokens >= 1 && batch.num_tokens <= limits.max_num_tokens, "num_tokens ", batch.num_tokens);
+  expect(batch.num_reqs >= 1 && batch.num_reqs <= limits.max_num_seqs, "num_reqs ", batch.num_reqs);
+  expect(batch.num_logits <= limits.max_logits_rows, "num_logits ", batch.num_logits);
+  expect(batch.decode_query_len == 1 && batch.lens_are_exact == 1, "decode_query_len or lens_are_exact");
+  expect(query_start_loc[0] == 0 && query_start_loc[batch.num_reqs] == batch.num_tokens, "query_start_loc");
+  int32_t longest_query = 0, longest_seq = 0;
+  for (int32_t b = 0; b < batch.num_reqs; ++b) {
+    const int32_t begin = query_start_loc[b], end = query_start_loc[b + 1];
+    expect(end > begin, "request ", b, " has no tokens");
+    expect(b >= batch.num_decodes || end - begin == 1, "decode ", b, " has ", end - begin, " tokens");
+    longest_query = std::max(longest_query, end - begin);
+    longest_seq = std::max(longest_seq, seq_lens[b]);
+    for (int32_t t = begin; t < end; ++t) {
+      expect(positions[t] == seq_lens[b] - (end - t), "position of token ", t);
+      expect(input_ids[t] >= 0 && input_ids[t] < config.vocab_size, "input_ids[", t, "]");
+    }
+  }
+  expect(longest_query == batch.max_query_len && longest_seq == batch.max_seq_len, "max_query_len or max_seq_len");
+  expect(longest_seq <= limits.max_model_len, "a request is longer than max_model_len");
+  for (int32_t n = 0; n < batch.num_logits; ++n) {
+    expect(n == 0 || logits_indices[n] > logits_indices[n - 1], "logits_indices order");
+    const auto end = std::find(query_start_loc.begin(), query_start_loc.begin() + batch.num_reqs + 1,
+                               logits_indices[n] + 1);
+    expect(end != query_start_loc.begin() + batch.num_reqs + 1, "logits_indices[", n, "] ends no request");
+  }
+}
+
+void trn_executor::check_attention(const trn_forward_batch& batch, const GroupState& group) const {
+  const int32_t bs = limits.block_size;
+  std::set<int32_t> written_blocks;
+  std::map<int32_t, int32_t> readers;
+  for (int32_t b = 0; b < batch.num_reqs; ++b) {
+    const int32_t start = group.kv_start[b];
+    const int32_t* row = &group.block_table[size_t(b) * group.width];
+    const int32_t used = (seq_lens[b] - start + bs - 1) / bs;
+    const int32_t first_query = positions[query_start_loc[b]];
+    const int32_t visible = group.spec.window == 0 ? 0 : std::max(0, first_query - group.spec.window + 1);
+    expect(start % bs == 0 && start >= 0 && start <= visible, "kv_start ", start, " where ", visible, " is visible");
+    expect(visible - start < bs, "a whole block before the window is held: kv_start ", start, ", visible ", visible);
+    for (int32_t j = 0; j < group.width; ++j) {
+      expect(j < used ? row[j] > 0 && row[j] < group.num_blocks : row[j] == 0, "block_table[", b, "][", j, "] ", row[j]);
+      if (j < used) ++readers[row[j]];
+    }
+    for (int32_t t = query_start_loc[b]; t < query_start_loc[b + 1]; ++t) {
+      const int32_t offset = positions[t] - start;
+      expect(group.slot_mapping[t] == row[offset / bs] * bs + offset % bs, "slot_mapping[", t, "]");
+      written_blocks.insert(row[offset / bs]);
+    }
+  }
+  for (const int32_t block : written_blocks) expect(readers[block] == 1, "block ", block, " is written and shared");
+}
+
+void trn_executor::check_csr(const trn_forward_batch& batch, const GroupState& group) const {
+  const int32_t bs = limits.block_size;
+  expect(group.kv_indptr[0] == 0, "kv_indptr[0]");
+  for (int32_t b = 0; b < batch.num_reqs; ++b) {
+    const int32_t cached = seq_lens[b] - group.kv_start[b];
+    expect(group.kv_indptr[b + 1] - group.kv_indptr[b] == (cached + bs - 1) / bs, "kv_indptr[", b + 1, "]");
+    expect(group.kv_last_page_len[b] == (cached - 1) % bs + 1, "kv_last_page_len[", b, "]");
+    for (int32_t j = group.kv_indptr[b]; j < group.kv_indptr[b + 1]; ++j) {
+      expect(group.kv_indices[j] == group.block_table[size_t(b) * group.width + j - group.kv_indptr[b]], "kv_indices");
+    }
+  }
+}
+
+void trn_executor::check_recurrent(const trn_forward_batch& batch, const GroupState& group) const {
+  std::set<int32_t> states;
+  for (int32_t b = 0; b < batch.num_reqs; ++b) {
+    const int32_t state = group.state_indices[b];
+    expect(state > 0 && state < group.num_blocks && states.insert(state).second, "state_indices[", b, "] ", state);
+    expect(group.has_initial_state[b] == (positions[query_start_loc[b]] > 0), "has_initial_state[", b, "]");
+  }
+}
+
+uint64_t trn_executor::context(const GroupState& group, int32_t request, int32_t position) const {
+  const int32_t bs = limits.block_size;
+  const int32_t first = group.spec.window == 0 ? 0 : std::max(0, position - group.spec.window + 1);
+  uint64_t hash = 1;
+  for (int32_t j = first; j <= position; ++j) {
+    const int32_t offset = j - group.kv_start[request];
+    const int32_t block = group.block_table[size_t(request) * group.width + offset / bs];
+    hash = mix(hash, uint64_t(group.tokens[size_t(block) * bs + offset % bs]) << 20 ^ uint64_t(j));
+  }
+  return hash;
+}
+
+void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
+  std::vector<uint64_t> hashes(batch.num_tokens, 3);
+  for (GroupState& group : groups) {
+    const bool recurrent = group.spec.kind == TRN_CACHE_RECURRENT;
+    for (int32_t b = 0; b < batch.num_reqs; ++b) {
+      uint64_t state = recurrent && group.has_initial_state[b] ? group.states[group.state_indices[b]] : 11;
+      for (int32_t t = query_start_loc[b]; t < query_start_loc[b + 1]; ++t) {
+        if (recurrent) {
+          state = mix(state, uint64_t(input_ids[t]));
+          hashes[t] = mix(hashes[t], state);
+        } else {
+          group.tokens[group.slot_mapping[t]] = ruin ? kRuined : input_ids[t];
+        }
+      }
+      if (recurrent) group.states[group.state_indices[b]] = ruin ? kRuined : state;
+    }
+  }
+  if (ruin) return;
+  for (int32_t n = 0; n < batch.num_logits; ++n) {
+    const int32_t token = logits_indices[n];
+    const auto bound = std::upper_bound(query_start_loc.begin(), query_start_loc.begin() + batch.num_reqs, token);
+    const auto request = static_cast<int32_t>(bound - query_start_loc.begin()) - 1;
+    uint64_t hash = hashes[token];
+    for (const GroupState& group : groups) {
+      if (group.spec.kind != TRN_CACHE_RECURRENT) hash = mix(hash, context(group, request, positions[token]));
+    }
+    for (int32_t id = 0; id < config.vocab_size; ++id) {
+      float& logit = logits[size_t(n) * config.vocab_size + id];
+      logit = input_ids[token] == config.nan_token ? NAN : float(mix(hash, uint64_t(id)) >> 40) / 2097152.0f - 4.0f;
+    }
+  }
+}
+
+namespace fake {
+
+Config& config() {
+  static Config current;
+  return current;
+}
+
+std::string breach() {
+  const std::lock_guard lock(breach_mutex);
+  return first_breach;
+}
+
+int32_t most_requests() {
+  const std::lock_guard lock(breach_mutex);
+  return widest_step;
+}
+
+}  // namespace fake
+
+uint32_t trn_abi_version(void) { return TRN_ABI_VERSION; }
+uint64_t trn_features(void) { return TRN_FEATURE_NULL_EXECUTOR; }
+
+trn_status trn_executor_create(const trn_create_options* options, trn_executor** out, char* error, size_t size) {
+  *out = nullptr;
+  {
+    const std::lock_guard lock(breach_mutex);
+    first_breach.clear();
+    widest_step = 0;
+  }
+  if (!fake::config().create_error.empty()) {
+    std::snprintf(error, size, "%s", fake::config().create_error.c_str());
+    return TRN_REFUSED;
+  }
+  *out = new trn_executor(*options);
+  return TRN_OK;
+}
+
+const char* trn_last_error(const trn_executor* executor) { return executor->error.c_str(); }
+const char* trn_last_error_field(const trn_executor*) { return "input_ids"; }
+
+trn_status trn_executor_model_info(trn_executor* executor, trn_model_info* info) {
+  info->required_fields = executor->config.required_fields;
+  info->vocab_size = executor->config.vocab_size;
+  info->num_groups = static_cast<int32_t>(executor->groups.size());
+  info->accepts_upper_bound_lens = 0;
+  info->num_buffer_sets = 2;
+  return TRN_OK;
+}
+
+trn_status trn_executor_cache_group(trn_executor* executor, int32_t index, trn_cache_group_spec* spec) {
+  GroupState& group = executor->groups[index];
+  const bool recurrent = group.spec.kind == TRN_CACHE_RECURRENT;
+  spec->kind = group.spec.kind;
+  spec->num_layers = 1;
+  spec->block_size = recurrent ? 0 : executor->limits.block_size;
+  spec->max_blocks_per_seq = group.width;
+  spec->window = group.spec.window;
+  spec->num_tensors = 1;
+  group.tensor = {"kv", group.shape, 1, {kDLInt, 32, 1}, 4};
+  spec->layers = &group.layer;
+  spec->tensors = &group.tensor;
+  spec->bytes_per_block = recurrent ? 8 : 4 * executor->limits.block_size;
+  return TRN_OK;
+}
+
+trn_status trn_executor_memory_profile(trn_executor*, trn_memory_profile*) { return TRN_OK; }
+
+trn_status trn_executor_allocate_kv_cache(trn_executor* executor, const int32_t* num_blocks, int32_t num_groups) {
+  for (int32_t g = 0; g < num_groups; ++g) {
+    GroupState& group = executor->groups[g];
+    group.num_blocks = num_blocks[g];
+    group.tokens.assign(size_t(num_blocks[g]) * executor->limits.block_size, kRuined);
+    group.states.assign(num_blocks[g], uint64_t(kRuined));
+  }
+  return TRN_OK;
+}
+
+trn_status trn_executor_bind_kv_cache(trn_executor*, const trn_cache_tensor*, int32_t) { return TRN_OK; }
+
+trn_status trn_executor_warm_up(trn_executor*, const char** report) {
+  if (report != nullptr) *report = "{\"captured\": []}";
+  return TRN_OK;
+}
+
+trn_status trn_executor_input_buffers(trn_executor* executor, int32_t, trn_input_buffers* buffers) {
+  buffers->num_groups = static_cast<int32_t>(executor->groups.size());
+  buffers->input_ids = executor->input_ids.data();
+  buffers->positions = executor->positions.data();
+  buffers->query_start_loc = executor->query_start_loc.data();
+  buffers->seq_lens = executor->seq_lens.data();
+  buffers->logits_indices = executor->logits_indices.data();
+  buffers->groups = executor->group_buffers.data();
+  buffers->logits = executor->logits.data();
+  return TRN_OK;
+}
+
+trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch* batch, trn_forward_output* output) {
+  try {
+    expect(executor->thread == std::this_thread::get_id(), "execute on another thread than create");
+    expect(batch->buffer_set == static_cast<int32_t>(executor->step % 2), "buffer_set ", batch->buffer_set);
+    executor->check_counts(*batch);
+    for (const GroupState& group : executor->groups) {
+      if (group.spec.kind == TRN_CACHE_RECURRENT) {
+        executor->check_recurrent(*batch, group);
+        continue;
+      }
+      executor->check_attention(*batch, group);
+      if ((executor->config.required_fields & TRN_FIELD_KV_CSR) != 0) executor->check_csr(*batch, group);
+    }
+  } catch (const Breach& error) {
+    note(error.what());
+  }
+  {
+    const std::lock_guard lock(breach_mutex);
+    widest_step = std::max(widest_step, batch->num_reqs);
+  }
+  ++executor->step;
+  const trn_status status = executor->config.fault ? executor->config.fault(executor->step, *batch) : TRN_OK;
+  executor->error = "as the test asked at step " + std::to_string(executor->step);
+  if (status != TRN_REFUSED) executor->compute(*batch, status != TRN_OK);
+  executor->stats.executes += status == TRN_OK;
+  executor->stats.refused += status == TRN_REFUSED;
+  executor->stats.failed += status == TRN_FAILED;
+  output->num_logits = batch->num_logits;
+  output->logits = executor->logits.data();
+  output->fence = executor->step;
+  return status;
+}
+
+trn_status trn_executor_wait(trn_executor*, uint64_t) { return TRN_OK; }
+
+trn_status trn_executor_get_stats(trn_executor* executor, trn_executor_stats* stats) {
+  if (executor->thread != std::this_thread::get_id()) note("get_stats on another thread than create");
+  *stats = executor->stats;
+  return TRN_OK;
+}
+
+void trn_executor_close(trn_executor* executor) {
+  if (executor != nullptr && executor->thread != std::this_thread::get_id()) note("close on another thread than create");
+  delete executor;
+}

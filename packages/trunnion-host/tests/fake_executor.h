@@ -1,0 +1,39 @@
+// An executor for these tests: checks every batch against the contract, reads the caches as attention would, fails on
+// request. The next token depends on every token the caches hold, so a wrong block, slot or state shows as other output.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "trunnion/contract.h"
+
+namespace fake {
+
+struct Group {
+  trn_cache_kind kind = TRN_CACHE_FULL;
+  int32_t window = 0;
+  int32_t max_blocks_per_seq = 0;  // 0 = enough for the limits
+};
+
+// What the next executor is like. Set it before a host is created; only one host at a time.
+struct Config {
+  std::vector<Group> groups{{}};
+  int32_t vocab_size = 50;
+  uint32_t required_fields = 0;
+  // Asked at each execute, counted from 1, after the checks. Anything but TRN_OK leaves the step's slots ruined, unless
+  // REFUSED. May block.
+  std::function<trn_status(uint64_t step, const trn_forward_batch& batch)> fault = {};
+  // Rows whose newest token is this id are all NaN.
+  int32_t nan_token = -1;
+  std::string create_error = {};
+};
+
+Config& config();
+// "" or the first breach of the contract that a batch of the last executor showed.
+std::string breach();
+// The widest step of the last executor.
+int32_t most_requests();
+
+}  // namespace fake
