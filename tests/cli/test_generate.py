@@ -182,6 +182,12 @@ def test_mistake_is_one_line_and_exit_2(cli: Cli, model: Path, name: str) -> Non
     assert outcome.host is None, "nothing was loaded"
 
 
+def test_a_prompt_leaves_room_for_one_token(cli: Cli, model: Path) -> None:
+    length = len(generate(cli, model, "Hi").host.seen[0].prompt_ids)
+    assert generate(cli, model, "--max-model-len", str(length), "Hi").code == 2
+    assert generate(cli, model, "--max-model-len", str(length + 1), "Hi").code == 0
+
+
 def test_no_chat_template_names_raw(cli: Cli, model: Path) -> None:
     write(model / "tokenizer_config.json", {})
     outcome = generate(cli, model, "Hi")
