@@ -33,6 +33,11 @@ class Gemma3TextConfig:
     final_logit_softcapping: float | None = None
     tie_word_embeddings: bool = True
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest request the positions reach, in tokens."""
+        return self.max_position_embeddings
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Gemma3TextConfig:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""

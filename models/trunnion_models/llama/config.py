@@ -28,6 +28,11 @@ class LlamaConfig:
     sliding_window: int | None = None
     """Tokens a query sees, itself included (Mistral 7B v0.1); None = all. Llama has none."""
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest request the positions reach, in tokens."""
+        return self.rope.max_model_len
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""

@@ -26,6 +26,11 @@ class Qwen2Config:
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest request the positions reach, in tokens."""
+        return self.rope.max_model_len
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2Config:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""

@@ -42,6 +42,11 @@ class Qwen3NextConfig:
     attention_bias: bool = False
     tie_word_embeddings: bool = False
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest request the positions reach, in tokens."""
+        return self.rope.max_model_len
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3NextConfig:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""

@@ -20,6 +20,11 @@ class ModelConfig(Protocol):
     max_position_embeddings: int
     tie_word_embeddings: bool
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest request the positions reach: `max_position_embeddings`, or what a rope was stretched to."""
+        ...
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""

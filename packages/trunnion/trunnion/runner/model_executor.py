@@ -90,7 +90,7 @@ class ModelExecutor:
         checkpoint = open_checkpoint(config.model)
         model_class = registry.model_class(checkpoint.config)
         model_config = model_class.config_class.from_hf(checkpoint.config)
-        limits = _checked_limits(config.limits, model_config.max_position_embeddings)
+        limits = _checked_limits(config.limits, model_config.max_model_len)
         device = hardware.initialize(config.device_index)
         dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
         parallel = _join(hardware, config)
@@ -105,6 +105,11 @@ class ModelExecutor:
     def kv_cache_spec(self) -> KVCacheSpec:
         """The cache groups the host must provide."""
         return self._groups.cache_spec
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and caches lie."""
+        return self._device
 
     def required_fields(self) -> Field:
         """Metadata the backends read beyond the required fields; the host builds exactly these."""
@@ -227,11 +232,10 @@ class ModelExecutor:
                 raise BatchRefused(f"{name}: {value} is outside 0 ... {bound}")
 
 
-def _checked_limits(limits: Limits, max_position_embeddings: int) -> Limits:
-    if limits.max_model_len > max_position_embeddings:
+def _checked_limits(limits: Limits, longest: int) -> Limits:
+    if limits.max_model_len > longest:
         raise ValueError(
-            f"max_model_len {limits.max_model_len} is above the model's max_position_embeddings "
-            f"{max_position_embeddings}"
+            f"max_model_len {limits.max_model_len} is above the {longest} tokens that the model's positions reach"
         )
     return dataclasses.replace(limits)
 
