@@ -7,10 +7,15 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from trunnion_models.card import Card
 
 SEED = 1234
+CANDIDATES = 64
+"""Random sequences per sequence wanted, where there is a choice to make."""
+
+logging.disable_progress_bar()
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,7 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
     model = _random_model(card)
     model.to(dtype).save_pretrained(folder)
     del model
-    generator = torch.Generator().manual_seed(SEED)
-    vocab_size = card.config["vocab_size"]
-    shape = (len(card.seq_lens), card.max_model_len)
-    ids = torch.randint(0, vocab_size, shape, generator=generator)
+    ids = _choose_sequences(card, folder)
     logits = _logits(folder, torch.float32, ids)
     own_error = None if dtype == torch.float32 else _logits(folder, dtype, ids) - logits
     return Reference(folder=folder, sequences=ids.tolist(), logits=logits, own_error=own_error)
@@ -54,8 +56,52 @@ def sensitivity(reference: Reference) -> float:
 
 @torch.inference_mode()
 def _logits(folder: Path, dtype: torch.dtype, ids: torch.Tensor) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
-    return model(ids, use_cache=False).logits.float()
+    return _load(folder, dtype)(ids, use_cache=False).logits.float()
+
+
+def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+@torch.inference_mode()
+def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
+    """[sequences, max_model_len] random tokens; with experts, those on which no router is near a tie.
+
+    A near tie is decided by rounding: in bfloat16 both implementations would send such a token to another expert now
+    and then, and the comparison would measure who had the luck.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    model = _load(folder, torch.float32)
+    routers = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    shape = (len(card.seq_lens) * (CANDIDATES if routers else 1), card.max_model_len)
+    ids = torch.randint(0, card.config["vocab_size"], shape, generator=generator)
+    if not routers:
+        return ids
+    gaps: list[torch.Tensor] = []
+    for router in routers:
+        router.register_forward_hook(lambda _module, _inputs, output: gaps.append(_gap(card, output[0])))
+    longest = max(card.seq_lens)
+    model(ids[:, :longest], use_cache=False)
+    gap = torch.stack(gaps).amin(0).view(-1, longest)
+    chosen: list[int] = []
+    for length in card.seq_lens:
+        smallest = gap[:, :length].amin(1)
+        smallest[chosen] = -1.0
+        chosen.append(int(smallest.argmax()))
+    return ids[chosen]
+
+
+def _gap(card: Card, router_logits: torch.Tensor) -> torch.Tensor:
+    """[tokens]: between the last expert chosen and the first one not chosen; with groups, the same of groups too."""
+    logits, gap = router_logits.float(), torch.tensor(torch.inf)
+    if card.config.get("topk_method") == "group_limited_greedy":
+        grouped = logits.unflatten(-1, (card.config["n_group"], -1))
+        best = grouped.amax(-1, keepdim=True)
+        groups = best.topk(card.config["topk_group"] + 1, dim=1).values
+        gap = (groups[:, -2] - groups[:, -1]).squeeze(-1)
+        logits = grouped.masked_fill(best < groups[:, -2:-1], -torch.inf).flatten(1)
+    experts = logits.topk(card.config["num_experts_per_tok"] + 1, dim=-1).values
+    return torch.minimum(gap, experts[:, -2] - experts[:, -1])
 
 
 def _random_model(card: Card) -> PreTrainedModel:
@@ -67,6 +113,8 @@ def _random_model(card: Card) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _randomise(name, parameter, generator)
+        embedding = model.get_input_embeddings()
+        embedding.weight.div_(getattr(embedding, "scalar_embed_scale", 1.0))
     assert type(model).__name__ == card.architecture, f"{card.name} is a {type(model).__name__}"
     return model
 
@@ -86,9 +134,12 @@ def _randomise(name: str, parameter: torch.Tensor, generator: torch.Generator) -
         # Norms start at one, or at zero where an offset of one is added.
         parameter.add_(noise * 0.2)
     elif "embed_tokens" in name:
-        parameter.copy_(noise * 0.4)
+        parameter.copy_(noise)
     elif name.endswith("mlp.gate.weight"):
         # Routers that decide: near ties would be decided by rounding.
         parameter.copy_(noise * (6 / parameter.shape[-1] ** 0.5))
+    elif "o_proj" in name or "out_proj" in name or "down_proj" in name:
+        # Small beside the embedding, which bfloat16 holds exactly: routers further up see little rounding.
+        parameter.copy_(noise * (0.6 / parameter.shape[-1] ** 0.5))
     else:
         parameter.copy_(noise * (1.4 / parameter.shape[-1] ** 0.5))

@@ -55,12 +55,19 @@ CARDS: tuple[Card, ...] = (
     _llama(
         "mqa",
         "one KV head; heads and width of SmolLM2's ratio 3",
+        hidden_size=48,
         num_attention_heads=3,
         num_key_value_heads=1,
         head_dim=20,
     ),
     _rope("linear", "position interpolation", rope_type="linear", factor=3.0),
-    _rope("dynamic", "NTK base chosen by the longest request", rope_type="dynamic", factor=2.0),
+    _rope(
+        "dynamic",
+        "the base chosen by the longest request, beyond max_position_embeddings",
+        max_position=32,
+        rope_type="dynamic",
+        factor=2.5,
+    ),
     _rope(
         "llama3",
         "fast, blended and slow features all present",

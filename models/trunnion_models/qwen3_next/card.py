@@ -25,6 +25,9 @@ _BASE: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
     "norm_topk_prob": True,
+    # Large, because the norm after a delta net divides by an output that random queries and keys leave near zero:
+    # with 1e-6 it would blow rounding up a thousandfold, in the reference too.
+    "rms_norm_eps": 1e-3,
     "max_position_embeddings": 64,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     "tie_word_embeddings": False,
