@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec
+from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion_cpu.attention import CpuAttentionGroup
+from trunnion_cpu.kernels import KERNELS
+
+DISPATCH_KEY = "CPU"
 
 
 class CpuHardware(ReferenceHardware):
@@ -18,6 +22,9 @@ class CpuHardware(ReferenceHardware):
     def initialize(self, device_index: int) -> torch.device:
         if device_index != 0:
             raise ValueError(f"device_index {device_index} does not exist on 'cpu'; choices: 0")
+        if not registry.OPERATORS.registered(DISPATCH_KEY):
+            for name, kernel in KERNELS.items():
+                registry.register(self.name, DISPATCH_KEY, name, kernel)
         return torch.device("cpu")
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
