@@ -1,0 +1,109 @@
+// Between C++ structs and what host_entry takes and returns; a part of python_bridge.cc, which includes Python.h before it.
+#pragma once
+
+#include <vector>
+
+#include "python_support.h"
+
+namespace trunnion::executor {
+
+inline CacheTensor read_tensor(const Reader& from) {
+  CacheTensor tensor;
+  tensor.name = text_of(from.at("name"));
+  PyObject* shape = from.at("shape");
+  for (Py_ssize_t i = 0; i < PyList_Size(shape); ++i) tensor.shape.push_back(PyLong_AsLongLong(PyList_GetItem(shape, i)));
+  tensor.dtype = {static_cast<std::uint8_t>(from.integer("code")), static_cast<std::uint8_t>(from.integer("bits")), 1};
+  tensor.bytes_per_block = from.integer("bytes_per_block");
+  return tensor;
+}
+
+inline CacheGroup read_group(const Reader& from) {
+  CacheGroup group;
+  group.kind = static_cast<trn_cache_kind>(from.integer("kind"));
+  group.block_size = from.int32("block_size");
+  group.max_blocks_per_seq = from.int32("max_blocks_per_seq");
+  group.window = from.int32("window");
+  PyObject* layers = from.at("layers");
+  for (Py_ssize_t i = 0; i < PyList_Size(layers); ++i) group.layers.push_back(text_of(PyList_GetItem(layers, i)));
+  PyObject* tensors = from.at("tensors");
+  for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
+    group.tensors.push_back(read_tensor({PyList_GetItem(tensors, i)}));
+  }
+  return group;
+}
+
+inline Description read_description(const Reader& from) {
+  Description description;
+  const std::int64_t version = from.integer("contract_version");
+  if (version != TRN_CONTRACT_VERSION) {
+    refuse("contract_version", version, " of the installed trunnion is not this library's ", TRN_CONTRACT_VERSION);
+  }
+  if (from.integer("num_buffer_sets") != kNumBufferSets) throw StatusError(TRN_FATAL, "", "not two buffer sets");
+  description.vocab_size = from.int32("vocab_size");
+  description.required_fields = static_cast<std::uint32_t>(from.integer("required_fields"));
+  description.accepts_upper_bound_lens = from.integer("accepts_upper_bound_lens") != 0;
+  description.synchronous = from.integer("synchronous") != 0;
+  description.cache_device = static_cast<DLDeviceType>(from.integer("cache_device"));
+  description.profile.weights = from.integer("weights");
+  description.profile.activations = from.integer("activations");
+  description.profile.graphs = from.integer("graphs");
+  description.profile.workspaces = from.integer("workspaces");
+  PyObject* groups = from.at("groups");
+  for (Py_ssize_t i = 0; i < PyList_Size(groups); ++i) description.groups.push_back(read_group({PyList_GetItem(groups, i)}));
+  return description;
+}
+
+inline BufferSet read_buffer_set(const Reader& from, std::size_t num_groups) {
+  BufferSet set;
+  for (std::size_t g = 0; g < num_groups; ++g) {
+    const auto field = [&](const char* name) { return from.pointer<std::int32_t*>(concat("groups[", g, "].", name)); };
+    set.groups.push_back({field("slot_mapping"), field("block_table"), field("kv_start"), field("kv_indptr"),
+                          field("kv_indices"), field("kv_last_page_len"), field("state_indices"),
+                          field("has_initial_state"), field("num_accepted")});
+  }
+  set.inputs.num_groups = static_cast<std::int32_t>(num_groups);
+  set.inputs.input_ids = from.pointer<std::int32_t*>("input_ids");
+  set.inputs.positions = from.pointer<std::int32_t*>("positions");
+  set.inputs.query_start_loc = from.pointer<std::int32_t*>("query_start_loc");
+  set.inputs.seq_lens = from.pointer<std::int32_t*>("seq_lens");
+  set.inputs.logits_indices = from.pointer<std::int32_t*>("logits_indices");
+  set.inputs.logits = from.pointer<float*>("logits");
+  return set;
+}
+
+inline Ref options_dict(const trn_create_options& options) {
+  const trn_limits& limits = options.limits;
+  return Ref(Py_BuildValue(
+      "{s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:s,s:i,s:i,s:i,s:i,s:i}", "model", options.model, "hardware", options.hardware,
+      "dtype", options.dtype, "device_index", options.device_index, "tp_rank", options.tp_rank, "tp_size",
+      options.tp_size, "show_progress", options.show_progress, "tp_init_method",
+      options.tp_init_method == nullptr ? "" : options.tp_init_method, "max_num_tokens", limits.max_num_tokens,
+      "max_num_seqs", limits.max_num_seqs, "max_model_len", limits.max_model_len, "max_logits_rows",
+      limits.max_logits_rows, "block_size", limits.block_size));
+}
+
+/// A cache tensor of the host's as torch.from_dlpack takes it: the memory stays the host's, the description is ours.
+struct LentCache {
+  DLManagedTensor managed{};
+  std::vector<std::int64_t> shape;
+};
+
+inline Ref cache_capsule(const DLTensor& tensor) {
+  auto* lent = new LentCache;
+  lent->shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+  lent->managed.dl_tensor = tensor;
+  lent->managed.dl_tensor.shape = lent->shape.data();
+  lent->managed.dl_tensor.strides = nullptr;
+  lent->managed.manager_ctx = lent;
+  lent->managed.deleter = [](DLManagedTensor* self) { delete static_cast<LentCache*>(self->manager_ctx); };
+  PyObject* capsule = PyCapsule_New(&lent->managed, "dltensor", [](PyObject* self) {
+    // A consumer renames what it took over.
+    if (!PyCapsule_IsValid(self, "dltensor")) return;
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
+    managed->deleter(managed);
+  });
+  if (capsule == nullptr) delete lent;
+  return Ref(capsule);
+}
+
+}  // namespace trunnion::executor
