@@ -15,8 +15,11 @@ after `--` of a test session go to pytest: `nox -s test-cpu -- tests/unit -k rop
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import nox
 from nox.command import CommandFailed
@@ -40,6 +43,8 @@ APART = (*PER_HARDWARE, "tests/wheels", "tests/mutations", "tests/simulators")
 """Folders under tests/ that need something built, or a session of their own."""
 COMMON = (*sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()), "models/tests")
 QUICK = ("-m", "not nightly")
+THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+"""Test tensors are tiny: more threads would only wait for each other."""
 
 
 @nox.session(venv_backend="none")
@@ -96,7 +101,7 @@ def define_hardware_sessions(hardware: str) -> None:
         env = Environment(session, hardware).prepare("checkpoints", "tests", "lint")
         reports = fresh_folder(f"test-{hardware}")
         if session.posargs:
-            env.run("python", "-m", "pytest", *session.posargs)
+            env.run("python", "-m", "pytest", *session.posargs, env=THREADS)
             return
         for folder in _suites(hardware):
             _pytest(env, folder, reports, *QUICK)
@@ -135,7 +140,7 @@ def _pytest(env: Environment, folder: str, reports: Path, *options: str) -> None
     path = reports / f"{folder.replace('/', '-')}.xml"
     name = ("--hardware", env.hardware) if folder in PER_HARDWARE else ()
     command = ("-m", "pytest", "-q", folder, *name, *options, f"--junitxml={path}", "-o", f"junit_suite_name={folder}")
-    succeeded = _succeeds(env, "python", *command)
+    succeeded = _succeeds(env, "python", *command, variables=THREADS)
     Report.confirm(path, folder, succeeded)
 
 
@@ -144,9 +149,9 @@ def _build_and_try_wheels(env: Environment, reports: Path) -> None:
     _pytest(env, "tests/wheels", reports, "--dist", f"dist/{env.hardware}")
 
 
-def _succeeds(env: Environment, *command: str) -> bool:
+def _succeeds(env: Environment, *command: str, variables: Mapping[str, str] = MappingProxyType({})) -> bool:
     try:
-        env.run(*command)
+        env.run(*command, env=variables)
     except CommandFailed:
         return False
     return True

@@ -31,9 +31,7 @@ def build(dist: Distribution, target: Path) -> Path:
         subprocess.run((*pip, str(dist.folder)), check=True)
         (wheel,) = Path(scratch).glob("*.whl")
         if "-linux_" in wheel.name:
-            subprocess.run(
-                (sys.executable, "-m", "auditwheel", "-q", "repair", "-w", str(target), str(wheel)), check=True
-            )
+            subprocess.run((sys.executable, "-m", "auditwheel", "repair", "-w", str(target), str(wheel)), check=True)
         else:
             shutil.move(wheel, target)
     (built,) = target.glob(f"{dist.name.replace('-', '_')}-*.whl")
