@@ -94,12 +94,14 @@ def test_smollm2_answers_in_english() -> None:
 
 
 @SMOLLM2
-def test_smollm2_chat_remembers() -> None:
+def test_smollm2_finds_earlier_turns_in_the_prefix_cache() -> None:
     done = _trunnion(
-        "chat", "--model", "smollm2", "--max-tokens", "24", stdin="My name is Ada.\nWhat is my name?\n/exit\n"
+        "chat", "--model", "smollm2", "--max-tokens", "8", "--stats", stdin="My name is Ada.\nAnd yours?\n"
     )
     assert done.returncode == 0, done.stderr
-    assert "Ada" in done.stdout.splitlines()[-1]
+    assert len(done.stdout.splitlines()) == 2
+    facts = dict(line.split(maxsplit=1) for line in done.stderr.splitlines() if len(line.split()) == 2)
+    assert int(facts["prefix_hit_tokens"]) >= 32
 
 
 @SMOLLM2
