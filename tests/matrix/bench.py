@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from trunnion import registry
 from trunnion.config import DTYPES, ExecutorConfig
 from trunnion.contract import Limits
 from trunnion.runner.model_executor import ModelExecutor
@@ -49,9 +48,8 @@ def open_bench(card: Card, hardware: str, dtype: str, folder: Path) -> Bench:
         block_size=card.block_size,
     )
     executor = ModelExecutor.create(ExecutorConfig(model=folder, hardware=hardware, limits=limits, dtype=dtype))
-    device = torch.device(registry.hardware(hardware).device_type)
     num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
-    return Bench(card, reference, HostDouble(executor, num_blocks, device), executor)
+    return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor)
 
 
 class Comparison:

@@ -46,12 +46,13 @@ def decode(bench: Bench, seen: Comparison) -> None:
 
 
 def mixed(bench: Bench, seen: Comparison) -> None:
-    """Ragged batches: prefills, chunks and decodes side by side, some requests idle, some rows without logits."""
+    """Ragged batches: prefills, chunks and decodes side by side, requests that wait, rows without logits, no tokens."""
     host = bench.host
     for seed in range(4):
         rng = random.Random(seed)
         requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
         while any(request.remaining for request in requests):
+            assert host.step([]) == [], "a step without requests has no logits"
             live = [index for index, request in enumerate(requests) if request.remaining]
             chosen = [index for index in live if rng.random() < 0.8] or live
             rng.shuffle(chosen)
