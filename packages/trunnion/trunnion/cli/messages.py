@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from trunnion.errors import TrunnionError
 
-EXIT_UNEXPECTED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+EXIT_UNEXPECTED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class UsageProblem(TrunnionError, ValueError):
@@ -28,10 +28,9 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
         return _report(str(error), EXIT_USAGE, debug=debug)
     except KeyboardInterrupt:
         return _report("interrupted", EXIT_INTERRUPTED, debug=False)
-    except BrokenPipeError:
-        # Whoever read the output has gone; Python must not fail again when it flushes stdout at exit.
-        sys.stdout = None
-        return EXIT_BROKEN_PIPE
+    except SystemExit as exit:
+        # typer's answer to a broken pipe: whoever read the output has gone.
+        return exit.code if isinstance(exit.code, int) else EXIT_UNEXPECTED
     except Exception as error:
         if (code := getattr(error, "exit_code", None)) is not None and hasattr(error, "format_message"):
             return _report(f"{error.format_message()} (see --help)", code, debug=debug)
