@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -138,3 +139,14 @@ def test_debug_shows_the_traceback() -> None:
     done = _run("generate", "--model", "/no/such/model", "--debug", "Hi")
     assert done.returncode == 2
     assert "Traceback" in done.stderr and "'/no/such/model' does not exist" in done.stderr
+
+
+def test_host_that_is_not_built_names_the_remedy_in_one_line(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "trunnion_host"
+    package.mkdir()
+    (package / "__init__.py").write_text("def library_path():\n    raise FileNotFoundError('not built; install it')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    done = _run("generate", "--model", str(model), "Hi")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "trunnion: not built; install it\n")

