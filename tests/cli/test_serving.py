@@ -86,7 +86,15 @@ def _trunnion(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[s
 @SMOLLM2
 def test_smollm2_answers_in_english() -> None:
     done = _trunnion(
-        "generate", "--model", "smollm2", "--max-tokens", "24", "What is the capital of France?", "What is 2 + 2?"
+        "generate",
+        "--model",
+        "smollm2",
+        "--dtype",
+        "float32",
+        "--max-tokens",
+        "24",
+        "What is the capital of France?",
+        "What is 2 + 2?",
     )
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.split("\n\n")[0], done.stdout
