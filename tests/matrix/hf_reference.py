@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +37,10 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
 
     Every sequence runs at full length, so that ropes that look at the length (dynamic, longrope) see the longest.
     """
-    model = _random_model(card)
-    model.to(dtype).save_pretrained(folder)
-    del model
+    _random_model(card).to(dtype).save_pretrained(folder)
+    # In the card's own spelling: what save_pretrained writes is resolved already, and would leave us nothing to read.
+    config = {"architectures": [card.architecture], "dtype": str(dtype).removeprefix("torch."), **card.config}
+    (folder / "config.json").write_text(json.dumps(config))
     ids = _choose_sequences(card, folder)
     logits = _logits(folder, torch.float32, ids)
     own_error = None if dtype == torch.float32 else _logits(folder, dtype, ids) - logits

@@ -35,6 +35,18 @@ def _gemma3(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Ca
 CARDS: tuple[Card, ...] = (
     _gemma3("quick", "windows between full layers, a rope for each, scaled tied embeddings", quick=True),
     _gemma3("untied", "own head, soft-capped logits", tie_word_embeddings=False, final_logit_softcapping=3.0),
+    Card(
+        name="gemma3-as-published",
+        architecture="Gemma3ForCausalLM",
+        config={key: value for key, value in _BASE.items() if key not in ("layer_types", "rope_parameters")}
+        | {
+            "sliding_window_pattern": 3,
+            "rope_theta": 1000000,
+            "rope_local_base_freq": 100,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        notes="the older spelling: a pattern in place of layer types, two bases in place of two ropes",
+    ),
     _gemma3("window-40", "a window longer than every sequence", sliding_window=40),
     _gemma3("window-1", "a query that sees itself only", sliding_window=1),
     _gemma3("mqa", "one KV head, biases", num_key_value_heads=1, attention_bias=True),

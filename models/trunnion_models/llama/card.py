@@ -60,7 +60,12 @@ CARDS: tuple[Card, ...] = (
         num_key_value_heads=1,
         head_dim=20,
     ),
-    _rope("linear", "position interpolation", rope_type="linear", factor=3.0),
+    _llama(
+        "linear",
+        "position interpolation, in the older spelling",
+        rope_theta=5000.0,
+        rope_scaling={"type": "linear", "factor": 3.0},
+    ),
     _rope(
         "dynamic",
         "the base chosen by the longest request, beyond max_position_embeddings",

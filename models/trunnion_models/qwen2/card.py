@@ -36,12 +36,8 @@ CARDS: tuple[Card, ...] = (
     _qwen2("tied", "tied head, one KV head", tie_word_embeddings=True, num_key_value_heads=1),
     _qwen2(
         "yarn",
-        "as Qwen2.5 for long contexts",
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
+        "as Qwen2.5 for long contexts, in the older spelling",
+        rope_theta=10000.0,
+        rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     ),
 )

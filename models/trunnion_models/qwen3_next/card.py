@@ -29,7 +29,7 @@ _BASE: dict[str, Any] = {
     # with 1e-6 it would blow rounding up a thousandfold, in the reference too.
     "rms_norm_eps": 1e-3,
     "max_position_embeddings": 64,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
 
