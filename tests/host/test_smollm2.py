@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-from trunnion_host.serving import Event, HostConfig, SamplingParams, ServingHost, Stats
 
 from trunnion.text.sample_model import find_sample_model
+from trunnion_host.serving import Event, HostConfig, SamplingParams, ServingHost, Stats
 
 PROMPTS = (
     "The capital of France is",

@@ -11,7 +11,7 @@ REQUIRES: dict[str, str] = {
     "safetensors": ">=0.5",
     "gguf": ">=0.17",
     "tokenizers": ">=0.21",
-    "jinja2": ">=3.1",
+    "jinja2": ">=3.1.6",
     "tqdm": ">=4.66",
     "typer": ">=0.15",
 }

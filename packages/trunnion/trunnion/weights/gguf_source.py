@@ -109,9 +109,9 @@ class GGUFSource:
         )
 
     def _dtype_name(self) -> str:
-        """The plain type that holds most of the file, else bfloat16: more than any block format carries."""
+        """The plain type that holds most of the file, else float32: what blocks dequantise to, rounded no further."""
         bytes_by_type: Counter[GGMLQuantizationType] = Counter()
         for tensor in self._stored.values():
             bytes_by_type[tensor.type] += tensor.nbytes
         most = bytes_by_type.most_common(1)[0][0] if bytes_by_type else GGMLQuantizationType.F32
-        return str(_PLAIN.get(most, torch.bfloat16)).removeprefix("torch.")
+        return str(_PLAIN.get(most, torch.float32)).removeprefix("torch.")
