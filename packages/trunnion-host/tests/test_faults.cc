@@ -122,10 +122,17 @@ TEST(nan_row_ends_one_request) {
 
 TEST(fatal_kills_the_host) {
   fake::config() = {};
-  fake::config().fault = at_steps({4}, TRN_FATAL);
+  // Not before all requests are in.
+  const auto submitted = std::make_shared<std::promise<void>>();
+  const auto until = submitted->get_future().share();
+  fake::config().fault = [until](uint64_t step, const trn_forward_batch&) {
+    if (step < 4) return TRN_OK;
+    until.wait();
+    return TRN_FATAL;
+  };
   Host host(default_options());
-  std::vector<uint64_t> ids;
-  for (int32_t i = 0; i < 12; ++i) ids.push_back(host.submit({i}, sampling()));
+  for (int32_t i = 0; i < 12; ++i) host.submit({i}, sampling());
+  submitted->set_value();
   for (auto& [id, end] : host.wait_all(12)) check_error(end, "as the test asked at step 4");
   trn_host_event event{};
   event.struct_size = sizeof event;
