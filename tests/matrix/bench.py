@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,11 @@ class Bench:
 
 def open_bench(card: Card, hardware: str, dtype: str, folder: Path) -> Bench:
     """Build the checkpoint and the reference in `folder`, and load the checkpoint through an executor."""
-    reference = build_reference(card, DTYPES[dtype], folder)
+    return load_bench(card, hardware, dtype, build_reference(card, DTYPES[dtype], folder))
+
+
+def load_bench(card: Card, hardware: str, dtype: str, reference: Reference, **parallel: Any) -> Bench:
+    """Load the reference's checkpoint through an executor; `parallel` are the `tp_` fields of ExecutorConfig."""
     total = sum(card.seq_lens)
     limits = Limits(
         max_num_tokens=total,
@@ -47,7 +52,9 @@ def open_bench(card: Card, hardware: str, dtype: str, folder: Path) -> Bench:
         max_logits_rows=total,
         block_size=card.block_size,
     )
-    executor = ModelExecutor.create(ExecutorConfig(model=folder, hardware=hardware, limits=limits, dtype=dtype))
+    executor = ModelExecutor.create(
+        ExecutorConfig(model=reference.folder, hardware=hardware, limits=limits, dtype=dtype, **parallel)
+    )
     num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
     return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor)
 

@@ -59,9 +59,13 @@ def cases(hardware: str) -> list[Case]:
     ]
 
 
-def chosen_hardware(config: pytest.Config) -> str:
-    """The name of the package that `--hardware` picks; a package given by its folder is loaded."""
-    choice = str(config.getoption("--hardware"))
+def quick_cards() -> list[Card]:
+    """The one card per family that runs with every change."""
+    return [card for card in cards() if card.quick]
+
+
+def load_hardware(choice: str) -> str:
+    """The name of the package that `--hardware` picks; one that is given by its folder is loaded from there."""
     return registry.load_hardware_from(Path(choice)).name if Path(choice).is_dir() else choice
 
 
@@ -77,7 +81,7 @@ def unsupported(hardware: str) -> Mapping[str, str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        hardware = chosen_hardware(metafunc.config)
+        hardware = load_hardware(str(metafunc.config.getoption("--hardware")))
         listed = unsupported(hardware)
         metafunc.parametrize(
             "case", [_parameter(case.card, case, case.name, listed, case.keys) for case in cases(hardware)]

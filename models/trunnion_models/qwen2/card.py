@@ -32,7 +32,13 @@ CARDS: tuple[Card, ...] = (
         sliding_window=6,
         max_window_layers=1,
     ),
-    _qwen2("window-off", "a window is given and switched off", use_sliding_window=False, sliding_window=5),
+    _qwen2(
+        "window-off",
+        "a window is given and switched off",
+        use_sliding_window=False,
+        sliding_window=5,
+        max_window_layers=1,
+    ),
     _qwen2("tied", "tied head, one KV head", tie_word_embeddings=True, num_key_value_heads=1),
     _qwen2(
         "yarn",

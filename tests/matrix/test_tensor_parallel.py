@@ -1,0 +1,51 @@
+"""Every family cut over ranks: each rank returns the logits of transformers, whole vocabulary included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trunnion_models.card import Card
+
+from .conftest import quick_cards
+from .hf_reference import build_reference
+
+TESTS = Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 240
+
+
+def ranks_fit(card: Card, size: int) -> bool:
+    """Whether the card's heads can be cut: a delta net's key heads are not shared between ranks."""
+    return card.config.get("linear_num_key_heads", size) % size == 0
+
+
+# 4 ranks: more than the KV heads of most cards, and 131 tokens divide over neither.
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_every_rank_returns_the_logits_of_the_reference(size: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    for card in quick_cards():
+        if ranks_fit(card, size):
+            reference = build_reference(card, torch.float32, tmp_path / card.name)
+            torch.save((reference.logits, reference.sequences), tmp_path / card.name / "reference.pt")
+    choice = str(pytestconfig.getoption("--hardware"))
+    command = [sys.executable, "-m", f"{TESTS.name}.matrix.tensor_parallel_worker", choice]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(tmp_path)],
+            cwd=TESTS.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=TIMEOUT_SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    problems = [out.strip() or err.strip() for rank, (out, err) in zip(ranks, outputs, strict=True) if rank.returncode]
+    assert not problems, "\n".join(problems)
