@@ -64,17 +64,16 @@ def run_host(command: Sequence[str], *, timeout: float = 120, env: dict[str, str
 
 
 @pytest.fixture(scope="session")
-def null_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The C host and the library without Python."""
-    build = tmp_path_factory.mktemp("null")
-    return cmake_build(HERE, build, "-DTRUNNION_HOST_PYTHON=OFF", "-DTRUNNION_HOST_SERVING=OFF")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C host in every shape, the libraries and the embed example."""
+    return cmake_build(HERE, tmp_path_factory.mktemp("host"), f"-DPython_EXECUTABLE={sys.executable}")
 
 
 @pytest.fixture(scope="session")
-def null_host(null_build: Path) -> Callable[..., HostRun]:
-    """Run the C host against the null executor with these arguments."""
+def null_host(build: Path) -> Callable[..., HostRun]:
+    """Run the C host against the library without Python."""
 
     def run(*arguments: str) -> HostRun:
-        return run_host([str(null_build / "host"), *arguments])
+        return run_host([str(build / "host"), *arguments])
 
     return run

@@ -54,15 +54,73 @@ static void mutate_value(host *h, offered *f) {
   }
 }
 
-void mutate(host *h, offer *o) {
-  const int changes = 1 + below(&h->mutants, 3);
-  for (int i = 0; i < changes; ++i) {
-    offered *f = &o->fields[below(&h->mutants, o->num_fields)];
-    const int kind = below(&h->mutants, 8);
-    if (kind == 0) mutate_count(h, o);
-    else if (kind == 1) mutate_tensor(h, f);
-    else mutate_value(h, f);
+/* Slots and CSR as table, starts and positions say, so that only the rule between requests or groups is broken. */
+static void derive(const host *h, offer *o, int g) {
+  group_arrays *a = &o->arrays.groups[g];
+  const int width = h->groups[g].max_blocks_per_seq;
+  int entries = 0;
+  for (int r = 0; r < o->batch.num_reqs; ++r) {
+    const int32_t *row = &a->block_table[r * width];
+    for (int t = o->arrays.query_start_loc[r]; t < o->arrays.query_start_loc[r + 1]; ++t) {
+      const int offset = o->arrays.positions[t] - a->kv_start[r];
+      const bool inside = offset >= 0 && offset / BLOCK < width;
+      a->slot_mapping[t] = inside ? row[offset / BLOCK] * BLOCK + offset % BLOCK : -1;
+    }
+    const int live = (o->arrays.seq_lens[r] - a->kv_start[r] + BLOCK - 1) / BLOCK;
+    a->kv_indptr[r] = entries;
+    for (int j = 0; j < live && j < width; ++j) a->kv_indices[entries++] = row[j];
+    a->kv_last_page_len[r] = (o->arrays.seq_lens[r] - a->kv_start[r] - 1) % BLOCK + 1;
   }
+  a->kv_indptr[o->batch.num_reqs] = entries;
+  for (int i = 0; i < o->num_fields; ++i) {
+    if (o->fields[i].group == g && strstr(o->fields[i].name, "kv_indices")) o->fields[i].shape[0] = entries;
+  }
+}
+
+/* A change that touches a whole request, with all that follows from it; the other groups may come to disagree. */
+static void mutate_request(host *h, offer *o) {
+  const int g = below(&h->mutants, h->info.num_groups);
+  const int r = below(&h->mutants, o->batch.num_reqs);
+  const int begin = o->arrays.query_start_loc[r], end = o->arrays.query_start_loc[r + 1];
+  group_arrays *a = &o->arrays.groups[g];
+  if (h->groups[g].kind == TRN_CACHE_RECURRENT) {
+    a->state_indices[r] = a->state_indices[below(&h->mutants, o->batch.num_reqs)];
+    return;
+  }
+  const int width = h->groups[g].max_blocks_per_seq;
+  int32_t *row = &a->block_table[r * width];
+  const int live = (o->arrays.seq_lens[r] - a->kv_start[r] + BLOCK - 1) / BLOCK;
+  const int kind = below(&h->mutants, 3);
+  if (kind == 0) {
+    const int other = below(&h->mutants, o->batch.num_reqs);
+    row[below(&h->mutants, live)] = a->block_table[other * width + below(&h->mutants, live)];
+  } else if (kind == 1 && live > 1) {
+    memmove(row, row + 1, (size_t)(width - 1) * sizeof *row);
+    row[width - 1] = 0;
+    a->kv_start[r] += BLOCK;
+  } else {
+    const int shift = below(&h->mutants, 2) ? 1 : -1;
+    if (o->arrays.positions[begin] + shift < 0) return;
+    for (int t = begin; t < end; ++t) o->arrays.positions[t] += shift;
+  }
+  derive(h, o, g);
+}
+
+static void mutate_once(host *h, offer *o) {
+  offered *f = &o->fields[below(&h->mutants, o->num_fields)];
+  const int kind = below(&h->mutants, 8);
+  if (kind == 0) mutate_count(h, o);
+  else if (kind == 1) mutate_tensor(h, f);
+  else mutate_value(h, f);
+}
+
+void mutate(host *h, offer *o) {
+  if (below(&h->mutants, 4) == 0) {
+    mutate_request(h, o);
+    return;
+  }
+  const int changes = 1 + below(&h->mutants, 3);
+  for (int i = 0; i < changes; ++i) mutate_once(h, o);
 }
 
 void fuzz(host *h, const offer *good, int count) {
@@ -83,7 +141,7 @@ void fuzz(host *h, const offer *good, int count) {
     }
     if (status != TRN_REFUSED || valid) {
       fail("step %d mutant %d: the oracle says %s, execute says %d: %s", h->step, i, valid ? "valid" : "invalid",
-           (int)status, trn_last_error(h->executor));
+           (int)status, status == TRN_OK ? "" : trn_last_error(h->executor));
     }
     if (trn_last_error_field(h->executor)[0] == '\0') fail("no field named: %s", trn_last_error(h->executor));
     if (!caches_unchanged(h)) fail("a refused batch changed the caches: %s", trn_last_error(h->executor));

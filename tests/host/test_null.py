@@ -1,4 +1,4 @@
-"""The null executor behind contract.h, driven by the C host: the same tokens however it serves, and every fault refused."""
+"""The null executor driven by the C host: the same tokens however it serves, and every fault refused by name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_every_contract_fault_is_refused_by_name(null_host: Host, model: str) ->
     clean, faulty = null_host("--model", model), null_host("--model", model, "--mode", "faults")
     assert served(faulty) == served(clean)
     assert faulty.of("logits") == clean.of("logits")
-    assert [line[-1] for line in faulty.of("faults")] == ["41"] * len(clean.of("logits"))
+    # One of the 41 needs two requests in the step.
+    assert "41" in {line[2] for line in faulty.of("faults")} <= {"40", "41"}
+    assert len(faulty.of("faults")) == len(clean.of("logits"))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -135,8 +135,8 @@ def classify_creation(error: BaseException) -> tuple[int, str, str]:
 def classify(error: BaseException, *, several_ranks: bool) -> tuple[int, str, str]:
     """The status, field and line of an exception after creation.
 
-    A ValueError before the first step, like BatchRefused in one, changed nothing. What a device reports, and lack of host
-    memory, cannot be recovered from; with several ranks neither can anything else, because the others wait.
+    BatchRefused changed nothing. What a device reports, and lack of host memory, cannot be recovered from; with several
+    ranks neither can anything else, because the others wait.
     """
     if isinstance(error, BatchRefused):
         text = _line(str(error))
