@@ -15,15 +15,16 @@ struct Register {
   Register(const char* name, std::function<void()> body) { tests()[name] = std::move(body); }
 };
 
-template <typename A, typename B>
-std::string compared(const char* text, const A& a, const B& b) {
-  std::ostringstream line;
-  line << text << " (" << a << " and " << b << ")";
-  return line.str();
-}
-
 [[noreturn]] inline void fail(const char* file, int line, const std::string& text) {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + text);
+}
+
+template <typename A, typename B>
+void equal(const A& a, const B& b, const char* text, const char* file, int line) {
+  if (a == b) return;
+  std::ostringstream values;
+  values << text << " (" << a << " and " << b << ")";
+  fail(file, line, values.str());
 }
 
 }  // namespace check
@@ -34,5 +35,4 @@ std::string compared(const char* text, const A& a, const B& b) {
   static void name()
 #define CHECK(condition) \
   if (!(condition)) check::fail(__FILE__, __LINE__, #condition)
-#define CHECK_EQ(a, b) \
-  if (!((a) == (b))) check::fail(__FILE__, __LINE__, check::compared(#a " == " #b, (a), (b)))
+#define CHECK_EQ(a, b) check::equal((a), (b), #a " == " #b, __FILE__, __LINE__)

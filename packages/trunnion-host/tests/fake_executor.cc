@@ -82,8 +82,8 @@ struct trn_executor {
     for (const fake::Group& spec : config.groups) {
       GroupState& group = groups.emplace_back();
       group.spec = spec;
-      const int32_t longest = spec.window == 0 ? limits.max_model_len
-                                               : std::min(limits.max_model_len, spec.window + bs + limits.max_num_tokens);
+      const int32_t widest = spec.window == 0 ? limits.max_model_len : spec.window + bs + limits.max_num_tokens;
+      const int32_t longest = std::min(limits.max_model_len, widest);
       group.width = spec.max_blocks_per_seq > 0 ? spec.max_blocks_per_seq : (longest + bs - 1) / bs;
       if (spec.kind == TRN_CACHE_RECURRENT) group.width = 1;
       for (auto* per_seq : {&group.kv_start, &group.kv_last_page_len, &group.state_indices, &group.has_initial_state}) {
@@ -162,7 +162,8 @@ void trn_executor::check_attention(const trn_forward_batch& batch, const GroupSt
     expect(start % bs == 0 && start >= 0 && start <= visible, "kv_start ", start, " where ", visible, " is visible");
     expect(visible - start < bs, "a whole block before the window is held: kv_start ", start, ", visible ", visible);
     for (int32_t j = 0; j < group.width; ++j) {
-      expect(j < used ? row[j] > 0 && row[j] < group.num_blocks : row[j] == 0, "block_table[", b, "][", j, "] ", row[j]);
+      const bool right = j < used ? row[j] > 0 && row[j] < group.num_blocks : row[j] == 0;
+      expect(right, "block_table[", b, "][", j, "] is ", row[j]);
       if (j < used) ++readers[row[j]];
     }
     for (int32_t t = query_start_loc[b]; t < query_start_loc[b + 1]; ++t) {
@@ -379,6 +380,7 @@ trn_status trn_executor_get_stats(trn_executor* executor, trn_executor_stats* st
 }
 
 void trn_executor_close(trn_executor* executor) {
-  if (executor != nullptr && executor->thread != std::this_thread::get_id()) note("close on another thread than create");
+  if (executor == nullptr) return;
+  if (executor->thread != std::this_thread::get_id()) note("close on another thread than create");
   delete executor;
 }

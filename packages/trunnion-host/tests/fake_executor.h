@@ -1,5 +1,5 @@
-// An executor for these tests: checks every batch against the contract, reads the caches as attention would, fails on
-// request. The next token depends on every token the caches hold, so a wrong block, slot or state shows as other output.
+// An executor for these tests: checks every batch against the contract, reads the caches as attention would, fails
+// on request. The next token depends on all that the caches hold, so a wrong block or state shows as other output.
 #pragma once
 
 #include <cstdint>

@@ -31,12 +31,12 @@ trn_host_sampling sampling(double temperature, int32_t max_tokens, uint64_t seed
   return params;
 }
 
-std::vector<std::vector<int32_t>> random_prompts(uint64_t seed, int32_t count, int32_t longest, int32_t vocab_size) {
+std::vector<std::vector<int32_t>> random_prompts(uint64_t seed, int32_t count, int32_t longest) {
   std::mt19937_64 random(seed);
   std::vector<std::vector<int32_t>> prompts(count);
   for (auto& prompt : prompts) {
     prompt.resize(1 + random() % longest);
-    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % vocab_size);
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 50);
   }
   return prompts;
 }

@@ -18,7 +18,7 @@ struct Ended {
 // Defaults: 8 requests of at most 64 tokens, 32 tokens per step, blocks of 4, as many blocks as they can need.
 trn_host_options default_options();
 trn_host_sampling sampling(double temperature = 0, int32_t max_tokens = 12, uint64_t seed = 1);
-std::vector<std::vector<int32_t>> random_prompts(uint64_t seed, int32_t count, int32_t longest, int32_t vocab_size = 50);
+std::vector<std::vector<int32_t>> random_prompts(uint64_t seed, int32_t count, int32_t longest);
 
 class Host {
  public:
@@ -41,7 +41,8 @@ class Host {
 };
 
 // The outputs of each prompt when it is alone in a fresh host without prefix caching: what every other way must equal.
-std::vector<std::vector<int32_t>> alone(const std::vector<std::vector<int32_t>>& prompts, const trn_host_sampling& params);
+std::vector<std::vector<int32_t>> alone(const std::vector<std::vector<int32_t>>& prompts,
+                                        const trn_host_sampling& params);
 // The same, all submitted at once to a host with these options; `stats` may be null.
 std::vector<std::vector<int32_t>> together(const trn_host_options& options,
                                            const std::vector<std::vector<int32_t>>& prompts,

@@ -33,7 +33,7 @@ typedef struct trn_host_options {
   uint32_t struct_size;
   int32_t queue_size;            /* unread tokens per request before it is no longer scheduled; at least 1 */
   int32_t prefix_caching;        /* 1 = on; turned off by itself when a group is recurrent, see the stats */
-  int32_t exit_on_fatal;         /* 1 = print one line and _exit(70) on FATAL or a watchdog timeout; 0 = the host is dead */
+  int32_t exit_on_fatal;         /* on FATAL or a watchdog timeout: 1 = print one line and _exit(70), 0 = be dead */
   double watchdog_s;             /* longest time of one execute; 0 = no watchdog */
   const int32_t *num_blocks;     /* per cache group, block 0 included; or NULL */
   int32_t num_groups;            /* entries of num_blocks */
@@ -75,7 +75,13 @@ TRN_API trn_host_status trn_host_submit(trn_host *host, const trn_host_request *
                                         char *error, size_t error_size);
 
 enum { TRN_EVENT_TOKEN = 1, TRN_EVENT_FINISHED = 2 };
-enum { TRN_FINISH_NONE = 0, TRN_FINISH_STOP = 1, TRN_FINISH_LENGTH = 2, TRN_FINISH_CANCELLED = 3, TRN_FINISH_ERROR = 4 };
+enum {
+  TRN_FINISH_NONE = 0,
+  TRN_FINISH_STOP = 1,
+  TRN_FINISH_LENGTH = 2,
+  TRN_FINISH_CANCELLED = 3,
+  TRN_FINISH_ERROR = 4
+};
 
 typedef struct trn_host_event {
   uint32_t struct_size;
@@ -131,8 +137,8 @@ TRN_API size_t trn_host_warm_up_report(trn_host *host, char *text, size_t size);
 /* Forget every published block; requests that run keep theirs. Returns once it is done. */
 TRN_API trn_host_status trn_host_reset_prefix_cache(trn_host *host);
 
-/* Ends every request (cancelled), closes the executor, joins the loop. The handle stays valid: events can still be read,
- * then every call returns TRN_HOST_CLOSED. May be called twice and while other threads wait for events. */
+/* Ends every request (cancelled), closes the executor, joins the loop. The handle stays valid: events can still be
+ * read, then every call returns TRN_HOST_CLOSED. May be called twice and while other threads wait for events. */
 TRN_API void trn_host_shutdown(trn_host *host);
 /* Shutdown, then free. No other thread may use the handle any more. NULL is allowed. */
 TRN_API void trn_host_close(trn_host *host);

@@ -58,7 +58,8 @@ int32_t Admission::max_total_tokens(const trn_host_request& submitted) const {
   // The last token is never fed back, so it needs no slot. The prompt itself must fit whatever max_tokens says.
   const int32_t fitting = std::max(num_prompt + 1, std::min(wanted, cache_.max_cached_tokens()));
   const int32_t total = max_tokens == 0 ? fitting : wanted;
-  if (const auto reason = cache_.refuse(total - 1)) throw std::invalid_argument("the request can never fit: " + *reason);
+  const auto reason = cache_.refuse(total - 1);
+  if (reason) throw std::invalid_argument("the request can never fit: " + *reason);
   return total;
 }
 

@@ -1,4 +1,4 @@
-// The cache groups of one executor seen together: which blocks a request holds in each, and what prefixes can be reused.
+// The cache groups of one executor seen together: what a request holds in each, and which prefixes can be reused.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,8 @@ class KvCache {
   // Hold what match() found; `blocks` must be empty.
   void adopt(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_blocks);
 
-  // Drop what lies before the windows, then hold blocks for tokens [num_computed, num_computed + num_tokens). False, and
-  // nothing held, when a group has too few free blocks.
+  // Drop what lies before the windows, then hold blocks for tokens [num_computed, num_computed + num_tokens). False,
+  // and nothing more held, when a group has too few free blocks.
   bool reserve(RequestBlocks& blocks, int32_t num_computed, int32_t num_tokens);
   // Make the full blocks among the first `num_computed` tokens findable.
   void publish(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_computed);

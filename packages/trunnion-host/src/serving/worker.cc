@@ -70,7 +70,7 @@ bool Worker::step() {
   const auto started = Clock::now();
   batch_ = &scheduler_->schedule();
   if (batch_->empty()) {
-    if (!scheduler_->only_paused()) throw std::logic_error("the scheduler found nothing to run among runnable requests");
+    if (!scheduler_->only_paused()) throw std::logic_error("the scheduler runs none of the requests that could run");
     flush();
     return false;
   }
