@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from trunnion.contract import GroupTensors
-from trunnion.interfaces.attention import AttentionSpec, StepInputs
-from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
+from trunnion.reference.attention import SCORE_BYTES, ReferenceAttentionGroup
 
 _MAX_WASTE = 1.5
 """A batch of decodes is cut where padding to its longest request would gather this many times the real rows."""
+_GATHER_BYTES = 8 << 20
+"""Keys (and as many values) gathered at a time, unless one request alone needs more."""
 
 
 @dataclass(slots=True)
@@ -48,14 +50,15 @@ def _visible(spec: AttentionSpec, queries: torch.Tensor, keys: torch.Tensor) -> 
     return seen
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Requests in batches of similar length, longest first."""
+def _batches(lengths: Sequence[int], max_rows: int) -> list[list[int]]:
+    """Requests in batches of similar length that gather at most `max_rows` rows, longest first."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     batches: list[list[int]] = []
     longest = total = 0
     for index in order:
         total += lengths[index]
-        if not batches or longest * (len(batches[-1]) + 1) > _MAX_WASTE * total:
+        padded = longest * (len(batches[-1]) + 1) if batches else 0
+        if not batches or padded > min(_MAX_WASTE * total, max_rows):
             batches.append([])
             longest = total = lengths[index]
         batches[-1].append(index)
@@ -63,7 +66,17 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class CpuAttentionGroup(ReferenceAttentionGroup):
-    """Same caches and same results as the reference; the gather indices and masks are built in `plan`."""
+    """Same caches and same results as the reference; the gather indices and masks are built in `plan`.
+
+    Gathered rows land in two workspaces that all layers share: a fresh tensor of this size would be mapped and cleared
+    by the system at every call, which costs several times the copy.
+    """
+
+    def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
+        super().__init__(spec, num_layers, device)
+        row = (self.spec.num_kv_heads, self.spec.head_dim)
+        self._rows_at_a_time = _GATHER_BYTES // (row[0] * row[1] * self.spec.dtype.itemsize)
+        self._gathered = [torch.empty(0, *row, dtype=self.spec.dtype) for _ in range(2)]
 
     def plan(self, step: StepInputs) -> None:
         host, counts = step.host, step.counts
@@ -85,6 +98,21 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
             if starts[request + 1] > starts[request]
         ]
         self._live_tokens = starts[counts.num_reqs]
+        gathers = [*(batch.slots for batch in self._decodes), *(p.slots for p in self._prefills if p.slots is not None)]
+        self._reserve(max((slots.shape[0] for slots in gathers), default=0))
+
+    def _reserve(self, rows: int) -> None:
+        """Let the workspaces hold `rows` rows; they only grow."""
+        if rows > self._gathered[0].shape[0]:
+            self._gathered = [torch.empty(rows, *old.shape[1:], dtype=old.dtype) for old in self._gathered]
+
+    def _gather(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> list[torch.Tensor]:
+        """The rows of `slots` of both caches, in the workspaces."""
+        rows = slots.shape[0]
+        return [
+            torch.index_select(cache, 0, slots, out=work[:rows])
+            for cache, work in zip((keys, values), self._gathered, strict=True)
+        ]
 
     def _first_key(self, first_query: int, dropped: int) -> int:
         """Position of the first key that any query of a request sees."""
@@ -104,7 +132,7 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         firsts = [self._first_key(ends[b] - query_len, drops[b]) for b in range(count)]
         lengths = [ends[b] - firsts[b] for b in range(count)]
         planned = []
-        for batch in _batches(lengths):
+        for batch in _batches(lengths, self._rows_at_a_time):
             longest = max(lengths[b] for b in batch)
             first = torch.tensor([firsts[b] for b in batch]).unsqueeze(1)
             last = torch.tensor([ends[b] - 1 for b in batch]).unsqueeze(1)
@@ -178,7 +206,7 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
             if prefill.slots is None:
                 own_k, own_v = k[rows], v[rows]
             else:
-                own_k, own_v = keys.index_select(0, prefill.slots), values.index_select(0, prefill.slots)
+                own_k, own_v = self._gather(keys, values, prefill.slots)
             out[rows] = self._attend_causal(q[rows], own_k, own_v, prefill.mask, sinks)
         return out
 
@@ -187,8 +215,10 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
     ) -> torch.Tensor:
         spec = self.spec
         count, query_len, group = batch.count, batch.query_len, spec.num_qo_heads // spec.num_kv_heads
-        k = keys.index_select(0, batch.slots).view(count, -1, spec.num_kv_heads, spec.head_dim).transpose(1, 2)
-        v = values.index_select(0, batch.slots).view(count, -1, spec.num_kv_heads, spec.head_dim).transpose(1, 2)
+        k, v = (
+            rows.view(count, -1, spec.num_kv_heads, spec.head_dim).transpose(1, 2)  # [count, Hkv, longest, D]
+            for rows in self._gather(keys, values, batch.slots)
+        )
         # The query heads that share a KV head become queries of one attention: no K/V is repeated.
         q = q.view(count, query_len, spec.num_kv_heads, group, spec.head_dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(count, spec.num_kv_heads, group * query_len, spec.head_dim)
@@ -196,7 +226,7 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         if mask is not None:
             mask = mask.repeat(1, 1, group, 1)  # [count, 1, group * query_len, longest]
         if sinks is not None:
-            sinks = sinks.view(1, spec.num_kv_heads, group, 1).expand(count, -1, -1, query_len).reshape(*q.shape[:3])
+            sinks = sinks.view(1, spec.num_kv_heads, group, 1).expand(-1, -1, -1, query_len).flatten(2)
         out = self._softmax_attention(q, k, v, mask, sinks)
         out = out.view(count, spec.num_kv_heads, group, query_len, spec.head_dim).permute(0, 3, 1, 2, 4)
         return out.reshape(count * query_len, spec.num_qo_heads, spec.head_dim)
@@ -223,8 +253,13 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if sinks is not None:
-            sinks = sinks.view(1, -1, 1).expand(1, -1, q.shape[2])
-        return self._softmax_attention(q, k, v, mask, sinks).squeeze(0).transpose(0, 1)
+            sinks = sinks.view(1, -1, 1)
+        rows = max(1, SCORE_BYTES // (4 * q.shape[1] * k.shape[2]))
+        parts = [
+            self._softmax_attention(queries, k, v, visible, sinks)
+            for queries, visible in zip(q.split(rows, 2), mask.split(rows, 0), strict=True)
+        ]
+        return torch.cat(parts, 2).squeeze(0).transpose(0, 1)
 
     def _softmax_attention(
         self,
@@ -245,7 +280,7 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
             scores = scores.masked_fill(~mask, float("-inf"))
         if sinks is not None:
             # The sink takes its share of the softmax and gives no value.
-            scores = torch.cat([scores, sinks.float().unsqueeze(3)], dim=3)
+            scores = torch.cat([scores, sinks.float().unsqueeze(3).expand(*scores.shape[:3], 1)], dim=3)
         weights = scores.softmax(dim=3)
         if sinks is not None:
             weights = weights[..., :-1]
