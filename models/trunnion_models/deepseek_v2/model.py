@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from trunnion.config import BuildContext
-from trunnion.layers.activation import SiluAndMul
 from trunnion.layers.fused_moe import FusedMoE, Router
-from trunnion.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from trunnion.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from trunnion.layers.mla import MLAAttention
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
@@ -16,19 +15,7 @@ from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbeddi
 from trunnion.rope import yarn_softmax_scale_multiplier
 from trunnion_models.deepseek_v2.config import DeepseekV2Config
 from trunnion_models.deepseek_v2.weights import WEIGHT_MAP
-
-
-class DeepseekV2MLP(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int, ctx: BuildContext, prefix: str) -> None:
-        super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden_size, [intermediate_size] * 2, ctx=ctx, prefix=f"{prefix}.gate_up_proj"
-        )
-        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, ctx=ctx, prefix=f"{prefix}.down_proj")
-        self.act_fn = SiluAndMul()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(x)))
+from trunnion_models.gated_mlp import GatedMLP
 
 
 class DeepseekV2MoE(nn.Module):
@@ -49,10 +36,10 @@ class DeepseekV2MoE(nn.Module):
             ctx=ctx,
             prefix=f"{prefix}.experts",
         )
-        self.shared_experts: DeepseekV2MLP | None = None
+        self.shared_experts: GatedMLP | None = None
         if config.n_shared_experts:
             size = intermediate_size * config.n_shared_experts
-            self.shared_experts = DeepseekV2MLP(hidden_size, size, ctx, f"{prefix}.shared_experts")
+            self.shared_experts = GatedMLP(hidden_size, size, ctx=ctx, prefix=f"{prefix}.shared_experts")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         routed = self.experts(x, self.gate(x))
@@ -118,7 +105,7 @@ class DeepseekV2DecoderLayer(nn.Module):
         if index >= config.first_k_dense_replace:
             self.mlp: nn.Module = DeepseekV2MoE(config, ctx, f"{prefix}.mlp")
         else:
-            self.mlp = DeepseekV2MLP(config.hidden_size, config.intermediate_size, ctx, f"{prefix}.mlp")
+            self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, ctx=ctx, prefix=f"{prefix}.mlp")
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
 

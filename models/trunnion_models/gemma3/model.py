@@ -10,26 +10,13 @@ from torch import nn
 from trunnion.config import BuildContext
 from trunnion.layers.activation import GeluTanhAndMul
 from trunnion.layers.attention import Attention
-from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from trunnion.layers.linear import QKVParallelLinear, RowParallelLinear
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion_models.gated_mlp import GatedMLP
 from trunnion_models.gemma3.config import Gemma3TextConfig
 from trunnion_models.gemma3.weights import WEIGHT_MAP
-
-
-class Gemma3MLP(nn.Module):
-    def __init__(self, config: Gemma3TextConfig, ctx: BuildContext, prefix: str) -> None:
-        super().__init__()
-        hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden_size, [intermediate_size] * 2, ctx=ctx, prefix=f"{prefix}.gate_up_proj"
-        )
-        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, ctx=ctx, prefix=f"{prefix}.down_proj")
-        self.act_fn = GeluTanhAndMul()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(x)))
 
 
 class Gemma3Attention(nn.Module):
@@ -73,7 +60,9 @@ class Gemma3DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = Gemma3Attention(config, index, rotary_emb, ctx, f"{prefix}.self_attn")
-        self.mlp = Gemma3MLP(config, ctx, f"{prefix}.mlp")
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, act_fn=GeluTanhAndMul(), ctx=ctx, prefix=f"{prefix}.mlp"
+        )
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps, unit_offset=True, ctx=ctx)
         self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=True, ctx=ctx)

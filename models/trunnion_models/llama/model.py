@@ -6,30 +6,14 @@ import torch
 from torch import nn
 
 from trunnion.config import BuildContext
-from trunnion.layers.activation import SiluAndMul
 from trunnion.layers.attention import Attention
-from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from trunnion.layers.linear import QKVParallelLinear, RowParallelLinear
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion_models.gated_mlp import GatedMLP
 from trunnion_models.llama.config import LlamaConfig, MistralConfig
 from trunnion_models.llama.weights import WEIGHT_MAP
-
-
-class LlamaMLP(nn.Module):
-    def __init__(self, config: LlamaConfig, ctx: BuildContext, prefix: str) -> None:
-        super().__init__()
-        hidden_size, intermediate_size, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden_size, [intermediate_size] * 2, bias=bias, ctx=ctx, prefix=f"{prefix}.gate_up_proj"
-        )
-        self.down_proj = RowParallelLinear(
-            intermediate_size, hidden_size, bias=bias, ctx=ctx, prefix=f"{prefix}.down_proj"
-        )
-        self.act_fn = SiluAndMul()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(x)))
 
 
 class LlamaAttention(nn.Module):
@@ -76,7 +60,9 @@ class LlamaDecoderLayer(nn.Module):
     def __init__(self, config: LlamaConfig, rotary_emb: RotaryEmbedding, ctx: BuildContext, prefix: str) -> None:
         super().__init__()
         self.self_attn = LlamaAttention(config, rotary_emb, ctx, f"{prefix}.self_attn")
-        self.mlp = LlamaMLP(config, ctx, f"{prefix}.mlp")
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, bias=config.mlp_bias, ctx=ctx, prefix=f"{prefix}.mlp"
+        )
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
 

@@ -6,28 +6,14 @@ import torch
 from torch import nn
 
 from trunnion.config import BuildContext
-from trunnion.layers.activation import SiluAndMul
 from trunnion.layers.attention import Attention
-from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from trunnion.layers.linear import QKVParallelLinear, RowParallelLinear
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion_models.gated_mlp import GatedMLP
 from trunnion_models.qwen3.config import Qwen3Config
 from trunnion_models.qwen3.weights import WEIGHT_MAP
-
-
-class Qwen3MLP(nn.Module):
-    def __init__(self, config: Qwen3Config, ctx: BuildContext, prefix: str) -> None:
-        super().__init__()
-        hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden_size, [intermediate_size] * 2, ctx=ctx, prefix=f"{prefix}.gate_up_proj"
-        )
-        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, ctx=ctx, prefix=f"{prefix}.down_proj")
-        self.act_fn = SiluAndMul()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(x)))
 
 
 class Qwen3Attention(nn.Module):
@@ -72,7 +58,7 @@ class Qwen3DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = Qwen3Attention(config, index, rotary_emb, ctx, f"{prefix}.self_attn")
-        self.mlp = Qwen3MLP(config, ctx, f"{prefix}.mlp")
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, ctx=ctx, prefix=f"{prefix}.mlp")
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
 

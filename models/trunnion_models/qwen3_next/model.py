@@ -6,29 +6,16 @@ import torch
 from torch import nn
 
 from trunnion.config import BuildContext
-from trunnion.layers.activation import SiluAndMul
 from trunnion.layers.attention import Attention
 from trunnion.layers.fused_moe import FusedMoE, Router
 from trunnion.layers.gated_delta_net import GatedDeltaNet
-from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, ReplicatedLinear, RowParallelLinear
+from trunnion.layers.linear import QKVParallelLinear, ReplicatedLinear, RowParallelLinear
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion_models.gated_mlp import GatedMLP
 from trunnion_models.qwen3_next.config import Qwen3NextConfig
 from trunnion_models.qwen3_next.weights import WEIGHT_MAP
-
-
-class Qwen3NextMLP(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int, ctx: BuildContext, prefix: str) -> None:
-        super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden_size, [intermediate_size] * 2, ctx=ctx, prefix=f"{prefix}.gate_up_proj"
-        )
-        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, ctx=ctx, prefix=f"{prefix}.down_proj")
-        self.act_fn = SiluAndMul()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(x)))
 
 
 class Qwen3NextSparseMoeBlock(nn.Module):
@@ -45,7 +32,9 @@ class Qwen3NextSparseMoeBlock(nn.Module):
             ctx=ctx,
             prefix=f"{prefix}.experts",
         )
-        self.shared_expert = Qwen3NextMLP(size, config.shared_expert_intermediate_size, ctx, f"{prefix}.shared_expert")
+        self.shared_expert = GatedMLP(
+            size, config.shared_expert_intermediate_size, ctx=ctx, prefix=f"{prefix}.shared_expert"
+        )
         self.shared_expert_gate = ReplicatedLinear(size, 1, ctx=ctx, prefix=f"{prefix}.shared_expert_gate")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -118,7 +107,7 @@ class Qwen3NextDecoderLayer(nn.Module):
         if config.is_sparse(index):
             self.mlp: nn.Module = Qwen3NextSparseMoeBlock(config, ctx, f"{prefix}.mlp")
         else:
-            self.mlp = Qwen3NextMLP(size, config.intermediate_size, ctx, f"{prefix}.mlp")
+            self.mlp = GatedMLP(size, config.intermediate_size, ctx=ctx, prefix=f"{prefix}.mlp")
         self.input_layernorm = RMSNorm(size, eps, unit_offset=True, ctx=ctx)
         self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=True, ctx=ctx)
 
