@@ -77,7 +77,7 @@ static void derive(const host *h, offer *o, int g) {
   }
 }
 
-/* A change that touches a whole request, with all that follows from it; the other groups may come to disagree. */
+/* A change that touches a whole request, with all that follows from it: only the rule is broken. */
 static void mutate_request(host *h, offer *o) {
   const int g = below(&h->mutants, h->info.num_groups);
   const int r = below(&h->mutants, o->batch.num_reqs);
@@ -102,6 +102,10 @@ static void mutate_request(host *h, offer *o) {
     const int shift = below(&h->mutants, 2) ? 1 : -1;
     if (o->arrays.positions[begin] + shift < 0) return;
     for (int t = begin; t < end; ++t) o->arrays.positions[t] += shift;
+    for (int all = 0; all < h->info.num_groups; ++all) {
+      if (h->groups[all].kind != TRN_CACHE_RECURRENT) derive(h, o, all);
+    }
+    return;
   }
   derive(h, o, g);
 }

@@ -6,7 +6,6 @@
 static bool tensor_allowed(const offered *f, int64_t rows) {
   const DLTensor *t = &f->tensor;
   const bool table = strstr(f->name, "block_table") != NULL;
-  const int64_t width = table ? f->strides[0] : 1;
   if (t->device.device_type != kDLCPU) return false;
   if (t->dtype.code != kDLInt || t->dtype.bits != 32 || t->dtype.lanes != 1) return false;
   if (t->ndim != (table ? 2 : 1) || t->shape == NULL || t->shape[0] < rows) return false;
@@ -16,7 +15,6 @@ static bool tensor_allowed(const offered *f, int64_t rows) {
     if (table && (t->shape[1] > 1 && t->strides[1] != 1)) return false;
     if (t->shape[0] > 1 && t->strides[0] != (table ? t->shape[1] : 1)) return false;
   }
-  (void)width;
   return true;
 }
 
@@ -88,7 +86,7 @@ static bool row_allowed(const host *h, const offer *o, int g, int r) {
     if (a->slot_mapping[t] != -1 && a->slot_mapping[t] != row[offset / BLOCK] * BLOCK + offset % BLOCK) return false;
   }
   if (!(h->info.required_fields & TRN_FIELD_KV_CSR)) return true;
-  if (a->kv_indptr[r + 1] - a->kv_indptr[r] != live || a->kv_indptr[0] != 0) return false;
+  if ((int64_t)a->kv_indptr[r + 1] - a->kv_indptr[r] != live || a->kv_indptr[0] != 0) return false;
   for (int j = 0; j < live; ++j) {
     if (a->kv_indices[a->kv_indptr[r] + j] != row[j]) return false;
   }

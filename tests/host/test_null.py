@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .conftest import HostRun
+from .conftest import HERE, HostRun, cmake_build, run_host
 
 Host = Callable[..., HostRun]
 MODELS = ["null", "null:csr=1,recurrent=1,window=6", "null:window=0,layers=1,vocab=7"]
@@ -96,3 +96,15 @@ def test_library_without_python_names_its_choices(null_host: Host) -> None:
     assert run.returncode == 2
     assert "hardware: 'cpu' needs the Python executor" in run.stderr
     assert "choices: null" in run.stderr
+
+
+@pytest.mark.nightly
+def test_sanitizers_find_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    options = [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX")]
+    folder = tmp_path_factory.mktemp("sanitized")
+    build = cmake_build(HERE, folder, "-DTRUNNION_HOST_PYTHON=OFF", "-DTRUNNION_HOST_SERVING=OFF", *options)
+    for model in MODELS:
+        for arguments in (("--mode", "fuzz", "--count", "30000"), ("--mode", "faults"), ("--mode", "lifetime")):
+            run = run_host([str(build / "host"), "--model", model, *arguments])
+            assert run.returncode == 0, run.stderr
