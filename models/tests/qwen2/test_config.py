@@ -1,0 +1,39 @@
+"""Qwen2's windows: switched on or off, from a layer upwards, or by layer type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trunnion_models.qwen2.config import Qwen2Config
+
+BASE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": 7,
+}
+ON = {"use_sliding_window": True}
+TYPES = ["sliding_attention", "full_attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, (None,) * 4),
+        ({"use_sliding_window": False, "max_window_layers": 0}, (None,) * 4),
+        (ON, (None,) * 4),
+        (ON | {"max_window_layers": 3}, (None, None, None, 7)),
+        (ON | {"max_window_layers": 0}, (7,) * 4),
+        (ON | {"sliding_window": None, "max_window_layers": 0}, (None,) * 4),
+        (ON | {"layer_types": TYPES}, (7, None, 7, None)),
+        ({"layer_types": TYPES}, (None,) * 4),
+    ],
+    ids=["absent", "off", "above-all-layers", "last-layer", "all-layers", "null", "by-type", "by-type-off"],
+)
+def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert Qwen2Config.from_hf(BASE | changes).windows == windows

@@ -1,0 +1,47 @@
+"""What the matrix assumes of cards: one quick card per family, names that say the family, an architecture it has."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from trunnion import registry
+from trunnion_models.card import Card
+
+FAMILIES = {
+    family.name: family for family in registry.model_families() if family.package.startswith("trunnion_models.")
+}
+
+
+def cards_of(family: str) -> tuple[Card, ...]:
+    cards: tuple[Card, ...] = importlib.import_module(f"{FAMILIES[family].package}.card").CARDS
+    return cards
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_one_quick_card(family: str) -> None:
+    assert [card.name for card in cards_of(family) if card.quick] == [f"{family}-quick"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cards_name_an_architecture_of_their_family_and_say_what_for(family: str) -> None:
+    for card in cards_of(family):
+        assert card.architecture in FAMILIES[family].architectures
+        assert card.notes
+
+
+def test_card_names_are_unique() -> None:
+    names = [card.name for family in FAMILIES for card in cards_of(family)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("looser", [{"fp32_tolerance": 2e-4}, {"bf16_ratio": 1.6}, {"fp32_tolerance": 0.0}])
+def test_a_card_may_only_tighten(looser: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="is above"):
+        Card(name="x", architecture="LlamaForCausalLM", config={}, **looser)
+
+
+def test_a_card_does_not_outgrow_its_longest_request() -> None:
+    with pytest.raises(ValueError, match="longer than max_model_len"):
+        Card(name="x", architecture="LlamaForCausalLM", config={}, max_model_len=8, seq_lens=(9,))

@@ -1,0 +1,116 @@
+"""Published checkpoints have as many parameters here as their authors say: every layer is there, once, in full size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trunnion import registry
+from trunnion.config import BuildContext
+from trunnion.reference import ReferenceHardware
+
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+MISTRAL_7B = LLAMA_3_8B | {"architectures": ["MistralForCausalLM"], "vocab_size": 32000, "sliding_window": 4096}
+QWEN2_5_0_5B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+QWEN3_0_6B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+GEMMA_3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262144,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+}
+DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+}
+QWEN3_NEXT_80B = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+}
+
+PUBLISHED = [
+    pytest.param(SMOLLM2_135M, 134_515_008, id="SmolLM2-135M"),
+    pytest.param(LLAMA_3_8B, 8_030_261_248, id="Llama-3-8B"),
+    pytest.param(MISTRAL_7B, 7_241_732_096, id="Mistral-7B"),
+    pytest.param(QWEN2_5_0_5B, 494_032_768, id="Qwen2.5-0.5B"),
+    pytest.param(QWEN3_0_6B, 596_049_920, id="Qwen3-0.6B"),
+    pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
+    pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),
+    pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), PUBLISHED)
+def test_the_number_of_parameters_is_the_published_one(config: dict[str, Any], expected: int) -> None:
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.bfloat16, max_model_len=16)
+    model_class = registry.model_class(config)
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_hf(config), ctx)
+    assert isinstance(model, torch.nn.Module)
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
