@@ -80,7 +80,7 @@ def preempt(bench: Bench, seen: Comparison) -> None:
     host.preempt(victim)
     requests = {index: host.add(bench.sequence(index)) for index in others}
     for index, rows in zip(
-        others, host.step([Chunk(requests[i], requests[i].remaining - 2) for i in others]), strict=True
+        others, host.step([Chunk(requests[i], max(1, requests[i].remaining - 2)) for i in others]), strict=True
     ):
         seen.add(index, 0, rows)
     seen.add(victim_index, 0, host.step([Chunk(victim, lost)])[0])

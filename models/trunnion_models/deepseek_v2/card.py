@@ -38,13 +38,14 @@ _YARN: dict[str, Any] = {
 }
 
 
-def _deepseek(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Card:
+def _deepseek(name: str, notes: str, *, quick: bool = False, block_size: int = 4, **changes: Any) -> Card:
     return Card(
         name=f"deepseek_v2-{name}",
         architecture="DeepseekV2ForCausalLM",
         config=_BASE | changes,
         quick=quick,
         notes=notes,
+        block_size=block_size,
     )
 
 
@@ -60,7 +61,7 @@ CARDS: tuple[Card, ...] = (
         routed_scaling_factor=1.7,
         rope_parameters=_YARN,
     ),
-    _deepseek("lite", "one full query projection, greedy routing over all experts, plain rope"),
+    _deepseek("lite", "one full query projection, greedy routing over all experts, plain rope", block_size=16),
     _deepseek(
         "many-experts", "most experts see no token", n_routed_experts=32, num_experts_per_tok=2, n_shared_experts=1
     ),

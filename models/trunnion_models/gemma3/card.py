@@ -45,6 +45,8 @@ CARDS: tuple[Card, ...] = (
             "rope_local_base_freq": 100,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
+        seq_lens=(61, 2, 40),
+        block_size=3,
         notes="the older spelling: a pattern in place of layer types, two bases in place of two ropes",
     ),
     _gemma3("window-40", "a window longer than every sequence", sliding_window=40),

@@ -20,20 +20,18 @@ _BASE: dict[str, Any] = {
 }
 
 
-def _llama(name: str, notes: str, *, quick: bool = False, max_model_len: int = 64, **changes: Any) -> Card:
+def _llama(name: str, notes: str, *, host: dict[str, Any] | None = None, **changes: Any) -> Card:
+    """`host` are the fields of Card that say what the host does; `changes` go to the configuration."""
     return Card(
-        name=f"llama-{name}",
-        architecture="LlamaForCausalLM",
-        config=_BASE | changes,
-        quick=quick,
-        notes=notes,
-        max_model_len=max_model_len,
+        name=f"llama-{name}", architecture="LlamaForCausalLM", config=_BASE | changes, notes=notes, **(host or {})
     )
 
 
 def _rope(name: str, notes: str, *, max_model_len: int = 64, max_position: int = 64, **rope: Any) -> Card:
     rope = {"rope_theta": 10000.0, **rope}
-    return _llama(name, notes, max_model_len=max_model_len, rope_parameters=rope, max_position_embeddings=max_position)
+    return _llama(
+        name, notes, host={"max_model_len": max_model_len}, rope_parameters=rope, max_position_embeddings=max_position
+    )
 
 
 def _mistral(name: str, notes: str, **changes: Any) -> Card:
@@ -45,16 +43,22 @@ CARDS: tuple[Card, ...] = (
     _llama(
         "quick",
         "head_dim other than hidden / heads, all biases, tied",
-        quick=True,
+        host={"quick": True},
         head_dim=24,
         attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=True,
     ),
-    _llama("mha", "as many KV heads as query heads", num_key_value_heads=4),
+    _llama(
+        "mha",
+        "as many KV heads as query heads; a prompt of one token and one of the longest length, odd blocks",
+        host={"seq_lens": (64, 1, 33), "block_size": 7},
+        num_key_value_heads=4,
+    ),
     _llama(
         "mqa",
-        "one KV head; heads and width of SmolLM2's ratio 3",
+        "one KV head, three query heads; blocks of one token",
+        host={"block_size": 1},
         hidden_size=48,
         num_attention_heads=3,
         num_key_value_heads=1,
