@@ -21,50 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trunnion_host
+from trunnion_host._api import ABI_VERSION, CONTRACT_VERSION, CreateOptions, Limits
 
 if TYPE_CHECKING:
-    from trunnion_host.serving import HostConfig, SamplingParams
+    from trunnion_host.serving_types import HostConfig, SamplingParams
 
-ABI_VERSION = 1
-CONTRACT_VERSION = 1
 MAX_LOGPROBS = 20
 ERROR_SIZE = 256
 
 OK, TIMEOUT, INVALID, UNKNOWN_REQUEST, CLOSED, DEAD = range(6)
 EVENT_TOKEN, EVENT_FINISHED = 1, 2
 FINISH_REASONS = ("", "stop", "length", "cancelled", "error")
-
-
-class Limits(ctypes.Structure):
-    """trn_limits"""
-
-    _fields_ = [
-        ("max_num_tokens", c_int32),
-        ("max_num_seqs", c_int32),
-        ("max_model_len", c_int32),
-        ("max_logits_rows", c_int32),
-        ("block_size", c_int32),
-    ]
-
-
-class CreateOptions(ctypes.Structure):
-    """trn_create_options"""
-
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("abi_version", c_uint32),
-        ("contract_version", c_uint32),
-        ("reserved", c_uint32),
-        ("model", c_char_p),
-        ("hardware", c_char_p),
-        ("dtype", c_char_p),
-        ("device_index", c_int32),
-        ("tp_rank", c_int32),
-        ("tp_size", c_int32),
-        ("show_progress", c_int32),
-        ("tp_init_method", c_char_p),
-        ("limits", Limits),
-    ]
 
 
 class HostOptions(ctypes.Structure):

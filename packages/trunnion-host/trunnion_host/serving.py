@@ -5,156 +5,40 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from trunnion_host import _serving_abi as abi
+from trunnion_host.serving_types import (
+    ClosedError,
+    DeadError,
+    Event,
+    GroupStats,
+    HostConfig,
+    HostError,
+    InvalidError,
+    SamplingParams,
+    Stats,
+    UnknownRequestError,
+)
+
+__all__ = [
+    "ClosedError",
+    "DeadError",
+    "Event",
+    "GroupStats",
+    "HostConfig",
+    "HostError",
+    "InvalidError",
+    "SamplingParams",
+    "ServingHost",
+    "Stats",
+    "UnknownRequestError",
+]
 
 POLL_MS = 100
 """The longest wait inside C: Ctrl-C is noticed between two waits."""
-
-
-class HostError(Exception):
-    """What the serving host says, in one line."""
-
-
-class InvalidError(HostError, ValueError):
-    """An option or a request that can never run; the line names the value and the limit."""
-
-
-class UnknownRequestError(HostError, KeyError):
-    """A request that was never submitted, or whose finished event has been read."""
-
-    __str__ = Exception.__str__
-
-
-class ClosedError(HostError):
-    """The host has been closed and every event has been read."""
-
-
-class DeadError(HostError):
-    """The executor failed for good (FATAL, or the watchdog's timeout)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostConfig:
-    """What a host runs and how much it may hold. The fields of `Limits` keep their meaning."""
-
-    model: str
-    """A folder with config.json and safetensors, or a .gguf file."""
-    hardware: str = "cpu"
-    """`null` (no Python, for tests), `cpu`, ..."""
-    dtype: str = "auto"
-    device_index: int = 0
-    max_num_tokens: int = 512
-    max_num_seqs: int = 16
-    max_model_len: int = 2048
-    max_logits_rows: int = 0
-    """0 = max_num_seqs."""
-    block_size: int = 16
-    num_blocks: Sequence[int] = ()
-    """Blocks (states) of each cache group, block 0 included; overrides `kv_blocks`."""
-    kv_blocks: int = 0
-    """Blocks of every attention group, block 0 included; 0 = see `kv_bytes`."""
-    kv_bytes: int = 0
-    """Bytes for all caches; 0 = enough for `max_num_seqs` requests of `max_model_len`."""
-    queue_size: int = 1024
-    """Unread tokens of a request before it is no longer scheduled."""
-    prefix_caching: bool = True
-    watchdog_s: float = 0.0
-    """Longest time of one step; 0 = no watchdog."""
-    exit_on_fatal: bool = True
-    """Print one line and exit with code 70 on a fatal error; otherwise the host is dead and says so."""
-    show_progress: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How one request picks its tokens and when it ends."""
-
-    temperature: float = 0.0
-    """0 = greedy."""
-    top_k: int = 0
-    """0 = all."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    """Random numbers are f(seed, position); None = a random seed, reported when the request finishes."""
-    max_tokens: int = 0
-    """0 = as many as `max_model_len` and the block pool allow."""
-    min_tokens: int = 0
-    """No stop or end-of-sequence id is sampled before."""
-    stop_ids: Sequence[int] = ()
-    eos_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    num_logprobs: int | None = None
-    """None = no logprobs, 0 = of the sampled token, n = and of the n most likely (at most 20)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """One token, or the end, of one request. The token that stops a request is reported in `stop_id` only."""
-
-    request_id: int
-    finished: bool
-    token_id: int = -1
-    logprob: float | None = None
-    """Of the raw logits; None if not asked for."""
-    top_logprobs: tuple[tuple[int, float], ...] = ()
-    """(id, logprob), most likely first."""
-    reason: str = ""
-    """`stop`, `length`, `cancelled` or `error`."""
-    stop_id: int | None = None
-    error: str = ""
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_preemptions: int = 0
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupStats:
-    """Blocks (states) of one cache group, without block 0."""
-
-    kind: str
-    blocks_total: int
-    blocks_used: int
-    blocks_cached: int
-    blocks_peak: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    """Figures since the host was created, consistent with every event read before."""
-
-    prefix_caching: bool
-    prefix_caching_off_reason: str
-    steps: int
-    execute_calls: int
-    refused_steps: int
-    failed_steps: int
-    prefill_tokens: int
-    decode_tokens: int
-    output_tokens: int
-    prefill_seconds: float
-    decode_seconds: float
-    prefix_hit_tokens: int
-    preemptions: int
-    blocks_total: int
-    blocks_used: int
-    blocks_cached: int
-    blocks_peak: int
-    kv_bytes: int
-    running: int
-    waiting: int
-    gil_entries: int
-    step_gil_entries: int
-    gil_wait_seconds: float
-    execute_seconds: float
-    groups: tuple[GroupStats, ...]
 
 
 class ServingHost:
@@ -181,13 +65,14 @@ class ServingHost:
         status = self._library.trn_host_create(ctypes.byref(options), ctypes.byref(self._handle), error, len(error))
         _check(status, error.value.decode(errors="replace"))
 
-    def submit(self, token_ids: Sequence[int], sampling: SamplingParams = SamplingParams()) -> int:
-        """Queue a prompt and return the request's id.
+    def submit(self, token_ids: Sequence[int], sampling: SamplingParams | None = None) -> int:
+        """Queue a prompt and return the request's id; without `sampling` it is greedy to the limit.
 
         Raises:
             InvalidError: an id outside the vocabulary, a parameter outside its limits, or a prompt that can never fit.
             ClosedError, DeadError: the host takes no requests any more.
         """
+        sampling = sampling if sampling is not None else SamplingParams()
         request = abi.host_request(token_ids, sampling)
         request_id = ctypes.c_uint64()
         error = ctypes.create_string_buffer(512)
