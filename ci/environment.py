@@ -1,8 +1,9 @@
 """The environment of one hardware: checked for what the system must provide, filled in layers, each installed once.
 
 A layer is stamped with a hash of what determines it (its rows of `versions.toml`, pyproject.toml files, C++ sources):
-a second run installs nothing, and a change in C++ rebuilds only what it touches. Python sources are installed in
-editable mode and need no stamp.
+a second run installs nothing, and a change in C++ rebuilds only what it touches. Pure Python is installed in editable
+mode and needs no stamp; the host is installed as its users have it, because an editable one answers every import of its
+name before the path is asked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import nox
 
 ROOT = Path(__file__).resolve().parent.parent
-CXX_SUFFIXES = {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".txt", ".cmake"}
+HOST_SUFFIXES = {".c", ".cc", ".cmake", ".cpp", ".h", ".hpp", ".py", ".txt"}
 MINIMUM_PYTHON = (3, 11)
 
 CUDA_NOTICE = """\
@@ -79,13 +80,13 @@ def layers(root: Path, hardware: str) -> dict[str, Layer]:
     pure = (root / "packages" / "trunnion", root / "models", root / "hardware" / hardware)
     editable = tuple(word for folder in pure for word in ("-e", str(folder.relative_to(root))))
     files = (path for path in host.rglob("*") if "build" not in path.relative_to(host).parts)
-    sources = sorted(path for path in files if path.suffix in CXX_SUFFIXES)
+    sources = sorted(path for path in files if path.suffix in HOST_SUFFIXES)
     every = (
         Layer("base", pins({**table["build"], **table["hardware"].get(hardware, {})})),
         Layer("packages", ("--no-build-isolation", *editable), tuple(folder / "pyproject.toml" for folder in pure)),
         Layer(
             "host",
-            ("--no-build-isolation", "-e", str(host.relative_to(root))),
+            ("--no-build-isolation", str(host.relative_to(root))),
             (host / "pyproject.toml", *sources),
         ),
         # Without dependencies: one of them would be compiled for long, and only the file is wanted.
