@@ -25,8 +25,8 @@ class _Members:
 class BoundGroups:
     """All groups of a model. Attention groups share a plan; cache groups share a block table.
 
-    Layers with equal specs form an attention group. Attention groups whose caches look the same (kind, window and tensors)
-    form a cache group: a difference in scale or query heads does not matter to the host.
+    Layers with equal specs form an attention group. Attention groups whose caches look the same (kind, window and
+    tensors) form a cache group: a difference in scale or query heads does not matter to the host.
     """
 
     def __init__(self, model: nn.Module, hardware: Hardware, device: torch.device, limits: Limits) -> None:
