@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,11 @@ def test_library_without_python_names_its_choices(null_host: Host) -> None:
     assert run.returncode == 2
     assert "hardware: 'cpu' needs the Python executor" in run.stderr
     assert "choices: null" in run.stderr
+
+
+def test_cpp_class_throws_one_type_per_status(build: Path) -> None:
+    run = run_host([str(build / "executor_class")])
+    assert run.lines == [["ok"]], run.stderr
 
 
 @pytest.mark.nightly
