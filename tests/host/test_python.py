@@ -39,13 +39,13 @@ ERRORS = {"failed": RuntimeError("a kernel said no"), "fatal": MemoryError("none
 class FaultyHardware(CpuHardware):
     name = "faulty"
 
-    def create_runner(self, model, groups):
-        runner = super().create_runner(model, groups)
+    def create_runner(self, model, groups, limits):
+        runner = super().create_runner(model, groups, limits)
         run, steps = runner.run, iter(range(1, 1 << 30))
 
-        def run_or_raise(step):
+        def run_or_raise(step, bucket):
             number, refused = next(steps), os.environ["FAULT"] == "refused"
-            outputs = None if refused and number == 4 else run(step)
+            outputs = None if refused and number == 4 else run(step, bucket)
             if number == 4:
                 raise ERRORS[os.environ["FAULT"]]
             return outputs

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trunnion.config import BuildContext
-from trunnion.contract import BatchCounts, BatchTensors, GroupTensors
+from trunnion.contract import BatchCounts, BatchTensors, GroupTensors, Limits
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.weights import placements_of
@@ -98,8 +98,13 @@ def run(parallel: ParallelGroup, hardware: ReferenceHardware, dtype: torch.dtype
     tensors = group_class.cache_tensors(model.attn.spec, 4)
     group.bind_kv_cache(0, [{t.name: torch.full((9, *t.shape), float("nan"), dtype=t.dtype) for t in tensors}])
     model.attn.bind(group, 0)
-    runner = hardware.create_runner(model, [group])
-    return {"steps": {tokens: runner.run(step(tokens)) for tokens in (15, 0, 1)}, "kv_heads": model.attn.num_kv_heads}
+    limits = Limits(max_num_tokens=15, max_num_seqs=1, max_model_len=15, max_logits_rows=15)
+    runner = hardware.create_runner(model, [group], limits)
+    steps = {}
+    for tokens in (15, 0, 1):
+        inputs = step(tokens)
+        steps[tokens] = runner.run(inputs, runner.select(inputs.counts))
+    return {"steps": steps, "kv_heads": model.attn.num_kv_heads}
 
 
 def main(rank: int, size: int, init_method: str, output: str) -> None:

@@ -76,8 +76,9 @@ def test_bound_holds_for_the_longest_step(family: str) -> None:
             for group in bound.cache_spec.groups
         ]
     )
-    runner, step = hardware.create_runner(model, bound.groups), _longest_step(bound.cache_spec)
-    runner.run(step)
-    peak = _peak_bytes(lambda: runner.run(step))
+    runner, step = hardware.create_runner(model, bound.groups, LIMITS), _longest_step(bound.cache_spec)
+    bucket = runner.select(step.counts)
+    runner.run(step, bucket)
+    peak = _peak_bytes(lambda: runner.run(step, bucket))
     promised = hardware.memory_profile(model, LENGTH, LENGTH)
     assert 0 < peak <= promised.activations + promised.workspaces <= 10 * peak

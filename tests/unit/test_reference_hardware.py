@@ -6,13 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from trunnion.contract import BatchCounts, BatchTensors, WarmUpReport
+from trunnion.contract import BatchCounts, BatchTensors, Field, KVCacheSpec, Limits, WarmUpReport
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, MLASpec, RecurrentSpec, StepInputs
 from trunnion.interfaces.collectives import NoCollectives
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.linear_method import UnquantizedLinearMethod
+from trunnion.runner.buckets import Bucket
+from trunnion.runner.input_buffers import InputBuffers
+
+LIMITS = Limits(max_num_tokens=8, max_num_seqs=2, max_model_len=8, max_logits_rows=4)
 
 SPECS = [
     AttentionSpec(num_qo_heads=2, num_kv_heads=1, head_dim=4, scale=1.0, dtype=torch.float32),
@@ -101,21 +105,26 @@ def _step(num_tokens: int, rows: list[int]) -> StepInputs:
 def test_eager_runner_plans_every_group_then_runs_once() -> None:
     events: list[str] = []
     groups = [RecordingGroup("full", events), RecordingGroup("window", events)]
-    runner = ToyHardware().create_runner(RecordingModel(events), groups)  # type: ignore[arg-type]
-    hidden, logits = runner.run(_step(5, [4, 0, 4]))
+    runner = ToyHardware().create_runner(RecordingModel(events), groups, LIMITS)  # type: ignore[arg-type]
+    step = _step(5, [4, 0, 4])
+    hidden, logits = runner.run(step, runner.select(step.counts))
+    assert runner.counters.plans == 2 and runner.counters.replays == 0
     assert events == ["plan full", "plan window", "forward", "logits"]
     assert hidden[:, 0].tolist() == [0, 11, 22, 33, 44]
     assert logits[:, 0].tolist() == [88, 0, 88]
 
 
 def test_eager_runner_without_tokens() -> None:
-    hidden, logits = ToyHardware().create_runner(RecordingModel([]), []).run(_step(0, []))
+    step = _step(0, [])
+    hidden, logits = ToyHardware().create_runner(RecordingModel([]), [], LIMITS).run(step, Bucket.exact(step.counts))
     assert hidden.shape == (0, 3) and logits.shape == (0, 3)
 
 
 def test_eager_runner_reports_that_it_captures_nothing() -> None:
     report = WarmUpReport()
-    ToyHardware().create_runner(RecordingModel([]), []).warm_up(report)
+    spec = KVCacheSpec(groups=())
+    inputs = InputBuffers(LIMITS, spec, Field.REQUIRED, 3, torch.device("cpu"), static=False)
+    ToyHardware().create_runner(RecordingModel([]), [], LIMITS).warm_up(report, inputs)
     assert report.captured == [] and set(report.eager) == {"decode", "mixed"}
 
 

@@ -23,14 +23,18 @@ STUB = '''
 """A CPU whose runner computes nothing: what is left is the boundary and the executor."""
 from trunnion_cpu.hardware import CpuHardware
 from trunnion.interfaces.runner import Runner
+from trunnion.runner.buckets import Bucket
 
 class StubRunner(Runner):
     rows = {}
 
-    def warm_up(self, report):
+    def select(self, counts):
+        return Bucket.exact(counts)
+
+    def warm_up(self, report, inputs):
         pass
 
-    def run(self, step):
+    def run(self, step, bucket):
         rows = self.rows.get(step.counts.num_logits)
         if rows is None:
             import torch
@@ -40,8 +44,8 @@ class StubRunner(Runner):
 class StubHardware(CpuHardware):
     name = "stub"
 
-    def create_runner(self, model, groups):
-        return StubRunner(model, groups)
+    def create_runner(self, model, groups, limits):
+        return StubRunner(model, groups, limits)
 
 HARDWARE = StubHardware
 '''

@@ -194,10 +194,18 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         return table.gather(1, offsets // size).to(torch.int64) * size + offsets % size
 
     def run(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         keys, values = self.write(layer, k, v)
-        out = torch.empty_like(q)
+        if out is None:
+            out = torch.empty_like(q)
         out[self._live_tokens :] = 0
         for batch in self._decodes:
             out[batch.rows] = self._decode(q[batch.rows], keys, values, batch, sinks)

@@ -84,7 +84,8 @@ GroupSpec = AttentionSpec | MLASpec | RecurrentSpec
 class StepInputs:
     """One step as groups see it: the host's copy and the device's (the same tensors where the device is the host).
 
-    Tensors are cut to the step's counts in eager execution and to the bucket's in a graph.
+    Host tensors are cut to the step's counts. Device tensors are cut to the bucket the step runs in: the same in eager
+    execution, longer in a graph, where rows past the counts are padding: slot -1, no cached tokens, block and state 0.
     """
 
     counts: BatchCounts
@@ -114,6 +115,15 @@ class Group(ABC):
         """Metadata fields beyond the required ones."""
         return Field.REQUIRED
 
+    @classmethod
+    def why_not_captured(cls, spec: GroupSpec) -> str | None:
+        """Why `run` cannot stand inside a full graph of uniform decodes, or None if it can.
+
+        A group that can reads only device tensors in `run`, at the addresses `plan` last saw, and has no shape that
+        depends on a step's values.
+        """
+        return "its shapes come from the host's lengths"
+
     def bind_kv_cache(self, cache_index: int, caches: LayerCaches) -> None:
         """Bind the layers' cache tensors; called once."""
         if len(caches) != self.num_layers:
@@ -135,12 +145,19 @@ class AttentionGroup(Group):
 
     @abstractmethod
     def run(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write k, v into layer `layer`'s cache by the step's slots, then attend.
 
         q [T, num_qo_heads, head_dim]; k, v [T, num_kv_heads, head_dim]; sinks [num_qo_heads] float32
-        -> [T, num_qo_heads, head_dim]. `layer` counts from 0 within the group.
+        -> [T, num_qo_heads, head_dim], in `out` if it is given. `layer` counts from 0 within the group.
         """
 
 
@@ -149,10 +166,17 @@ class MLAGroup(Group):
 
     @abstractmethod
     def run(
-        self, layer: int, q_latent: torch.Tensor, q_rope: torch.Tensor, kv_latent: torch.Tensor, k_rope: torch.Tensor
+        self,
+        layer: int,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q_latent [T, H, kv_lora_rank], q_rope [T, H, rope_head_dim], kv_latent [T, kv_lora_rank],
-        k_rope [T, rope_head_dim] -> [T, H, kv_lora_rank]."""
+        k_rope [T, rope_head_dim] -> [T, H, kv_lora_rank], in `out` if it is given."""
 
 
 class RecurrentGroup(Group):
@@ -167,6 +191,9 @@ class RecurrentGroup(Group):
         beta: torch.Tensor,
         conv_weight: torch.Tensor,
         conv_bias: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """mixed_qkv [T, conv_dim]; g [T, Hv] float32 log decay; beta [T, Hv]; conv_weight [conv_dim, kernel]
-        -> [T, Hv, Dv]. SiLU follows the convolution; q and k are l2-normalised, q scaled by Dk ** -0.5."""
+        -> [T, Hv, Dv], in `out` if it is given. SiLU follows the convolution; q and k are l2-normalised, q scaled by
+        Dk ** -0.5."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trunnion.contract import MemoryProfile
+from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import Group, GroupSpec
 from trunnion.interfaces.collectives import Collectives
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
@@ -60,8 +60,8 @@ class Hardware(ABC):
         """Join the tensor-parallel group at `init_method` (a torch.distributed URL)."""
 
     @abstractmethod
-    def create_runner(self, model: CausalLM, groups: Sequence[Group]) -> Runner:
-        """The package's runner."""
+    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits) -> Runner:
+        """The package's runner, for steps within `limits`."""
 
     @abstractmethod
     def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:

@@ -2,30 +2,80 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
-from trunnion.contract import WarmUpReport
+from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import Group, StepInputs
 from trunnion.interfaces.model import CausalLM
 
+if TYPE_CHECKING:
+    from trunnion.runner.buckets import Bucket
+    from trunnion.runner.input_buffers import InputBuffers
+
+
+@dataclass(slots=True)
+class RunnerCounters:
+    """What a runner did since it was made; read by the executor's statistics."""
+
+    replays: int = 0
+    """Steps that ran without any Python of the model."""
+    eager: Counter[str] = field(default_factory=Counter)
+    """Reason -> steps that ran the model's Python."""
+    plans: int = 0
+    """Calls of a group's `plan`."""
+    plan_seconds: float = 0.0
+    padded_tokens: int = 0
+    """Rows computed beyond the steps' own."""
+
 
 class Runner(ABC):
-    """Runs plans and the model. Created once per executor, after the groups are bound to the model's layers."""
+    """Runs plans and the model. Created once per executor, after the groups are bound to the model's layers.
 
-    def __init__(self, model: CausalLM, groups: Sequence[Group]) -> None:
+    A runner that replays at fixed addresses sets `static_inputs`: its steps are padded to the bucket that `select`
+    names and lie at the same device addresses every time.
+    """
+
+    static_inputs = False
+
+    def __init__(self, model: CausalLM, groups: Sequence[Group], limits: Limits) -> None:
         self.model = model
         self.groups = tuple(groups)
+        self.limits = limits
+        self.counters = RunnerCounters()
 
     @abstractmethod
-    def warm_up(self, report: WarmUpReport) -> None:
-        """Capture what `run` will replay and say in `report` what stays eager, and why."""
+    def select(self, counts: BatchCounts) -> Bucket:
+        """The bucket of a step. Pure: it depends on nothing but the counts, so that all ranks choose alike."""
 
     @abstractmethod
-    def run(self, step: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Plan every group once, run the model -> (hidden [T, H], logits [N, vocab_size] in the model's dtype)."""
+    def warm_up(self, report: WarmUpReport, inputs: InputBuffers) -> None:
+        """Capture what `run` will replay, largest bucket first, and say in `report` what stays eager, and why.
+
+        Steps for it are staged in `inputs` from counts of zero requests padded to a bucket: slots are -1 and blocks are
+        the reserved one, so that nothing in the caches changes.
+        """
+
+    @abstractmethod
+    def run(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+        """Plan every group once, run the model -> (hidden [T, H], logits [N, vocab_size] in the model's dtype).
+
+        Rows are the bucket's; those of the step come first.
+        """
+
+    def plan(self, step: StepInputs) -> None:
+        """Plan every group, once per step, and count it."""
+        started = time.perf_counter()
+        for group in self.groups:
+            group.plan(step)
+        self.counters.plans += len(self.groups)
+        self.counters.plan_seconds += time.perf_counter() - started
 
     def close(self) -> None:
         """Drop captured graphs and buffers."""

@@ -135,12 +135,19 @@ class ReferenceAttentionGroup(AttentionGroup):
         )
 
     def run(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionGroup.run`."""
         self.write(layer, k, v)
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
-        out = q.new_zeros(q.shape)
+        out = q.new_zeros(q.shape) if out is None else out.zero_()
         for request in self.requests:
             keys = self._visible(k_cache, request)
             values = self._visible(v_cache, request)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
-from trunnion.contract import MemoryProfile
+from trunnion.contract import Limits, MemoryProfile
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.collectives import Collectives, NoCollectives
@@ -53,8 +53,8 @@ class ReferenceHardware(Hardware):
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         return NoCollectives() if size == 1 else GlooCollectives(rank, size, init_method)
 
-    def create_runner(self, model: CausalLM, groups: Sequence[Group]) -> Runner:
-        return EagerRunner(model, groups)
+    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits) -> Runner:
+        return EagerRunner(model, groups, limits)
 
     def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
         """See `trunnion.reference.memory_profile`."""

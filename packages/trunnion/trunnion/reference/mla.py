@@ -82,14 +82,21 @@ class ReferenceMLAGroup(MLAGroup):
         )
 
     def run(
-        self, layer: int, q_latent: torch.Tensor, q_rope: torch.Tensor, kv_latent: torch.Tensor, k_rope: torch.Tensor
+        self,
+        layer: int,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `MLAGroup.run`."""
         cache = self.caches[layer]["kv_cache"]
         new = torch.cat((kv_latent, k_rope), dim=-1).index_select(0, self.written_rows)
         cache.view(-1, cache.shape[-1]).index_copy_(0, self.written_slots, new.to(cache.dtype))
         q = torch.cat((q_latent, q_rope), dim=-1)
-        out = q_latent.new_zeros(q_latent.shape)
+        out = q_latent.new_zeros(q_latent.shape) if out is None else out.zero_()
         for request in self.requests:
             keys = cache.index_select(0, request.blocks).flatten(0, 1)[: request.num_keys]
             keys = keys.index_fill(0, request.unwritten, 0).unsqueeze(1)  # [s, 1, R + Dr]

@@ -69,12 +69,16 @@ class ReferenceRecurrentGroup(RecurrentGroup):
         beta: torch.Tensor,
         conv_weight: torch.Tensor,
         conv_bias: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `RecurrentGroup.run`."""
         spec = self.spec
         conv_state, ssm_state = self.caches[layer]["conv_state"], self.caches[layer]["ssm_state"]
         key_dim = spec.num_k_heads * spec.head_k_dim
-        out = mixed_qkv.new_zeros(mixed_qkv.shape[0], spec.num_v_heads, spec.head_v_dim)
+        if out is None:
+            out = mixed_qkv.new_empty(mixed_qkv.shape[0], spec.num_v_heads, spec.head_v_dim)
+        out.zero_()
         for batch in self.batches:
             shape = (len(batch.states), -1)
             x, new_conv = torch.ops.trunnion.causal_conv1d_silu(

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import torch
 
-from trunnion.contract import WarmUpReport
+from trunnion.contract import BatchCounts, WarmUpReport
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.runner import Runner
+from trunnion.runner.buckets import Bucket
+from trunnion.runner.input_buffers import InputBuffers
+
+REASON = "the eager runner captures no graphs"
 
 
 class EagerRunner(Runner):
-    """Captures nothing; every step runs the model's Python code."""
+    """Captures nothing; every step runs the model's Python code on exactly its own rows."""
 
-    def warm_up(self, report: WarmUpReport) -> None:
+    def select(self, counts: BatchCounts) -> Bucket:
+        return Bucket.exact(counts)
+
+    def warm_up(self, report: WarmUpReport, inputs: InputBuffers) -> None:
         """Nothing to capture, and the report says so."""
-        reason = "the eager runner captures no graphs"
-        report.eager.update({"decode": reason, "mixed": reason})
+        report.eager.update({"decode": REASON, "mixed": REASON})
 
     @torch.inference_mode()
-    def run(self, step: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """One step -> (hidden [T, hidden_size], logits [N, vocab_size] in the model's dtype)."""
-        for group in self.groups:
-            group.plan(step)
+        self.counters.eager[REASON] += 1
+        self.plan(step)
         inputs = step.device
         hidden = self.model.forward(inputs.input_ids, inputs.positions)
         logits = self.model.compute_logits(hidden.index_select(0, inputs.logits_indices))

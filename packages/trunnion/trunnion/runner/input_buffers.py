@@ -1,10 +1,12 @@
-"""Persistent inputs of an executor: one flat int32 block per buffer set, every field a view at a fixed address."""
+"""Persistent inputs of an executor: two sets of lent staging, and one set of device inputs at fixed addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
+import numpy as np
 import torch
 
 from trunnion.contract import (
@@ -19,9 +21,47 @@ from trunnion.contract import (
     Limits,
 )
 from trunnion.errors import BatchRefused
+from trunnion.interfaces.attention import StepInputs
+from trunnion.runner.buckets import Bucket
 
 _ALIGNMENT = 16
 """int32 elements: fields start on 64-byte boundaries."""
+
+
+NUM_BUFFER_SETS = 2
+"""Steps that may be in flight: the host fills one set while the other's step runs."""
+
+
+class Padding(Enum):
+    """What the rows between a step's counts and its bucket hold."""
+
+    ZERO = "zero"
+    """Token 0, position 0, no cached tokens, block 0 and state 0: all of them reserved or harmless."""
+    SENTINEL = "sentinel"
+    """-1: nothing is written."""
+    REPEAT = "repeat"
+    """The last row again: a request without tokens."""
+    KEEP = "keep"
+    """Whatever was there: nothing reads it."""
+
+
+POLICIES = {
+    "input_ids": Padding.ZERO,
+    "positions": Padding.ZERO,
+    "query_start_loc": Padding.REPEAT,
+    "seq_lens": Padding.ZERO,
+    "logits_indices": Padding.ZERO,
+    "slot_mapping": Padding.SENTINEL,
+    "block_table": Padding.ZERO,
+    "kv_start": Padding.ZERO,
+    "kv_indptr": Padding.REPEAT,
+    "kv_indices": Padding.KEEP,
+    "kv_last_page_len": Padding.ZERO,
+    "state_indices": Padding.ZERO,
+    "has_initial_state": Padding.ZERO,
+    "num_accepted": Padding.ZERO,
+}
+"""Every field of a batch has a policy; one that is not listed cannot be laid out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +72,20 @@ class FieldLayout:
     shape: tuple[int, ...]
 
     @property
+    def leaf(self) -> str:
+        """The field's name within its group."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def padding(self) -> Padding:
+        return POLICIES[self.leaf]
+
+    @property
+    def is_table(self) -> bool:
+        """Fields that are long at capacity and short in use: they are uploaded by rows, the others in one piece."""
+        return self.leaf in ("block_table", "kv_indices")
+
+    @property
     def numel(self) -> int:
         count = 1
         for size in self.shape:
@@ -40,7 +94,7 @@ class FieldLayout:
 
 
 def field_layouts(limits: Limits, spec: KVCacheSpec, required: Field) -> list[FieldLayout]:
-    """All int32 fields of a batch at capacity, in the order they lie in memory."""
+    """All int32 fields of a batch at capacity, in the order they lie in memory: tables last."""
     tokens, seqs = limits.max_num_tokens, limits.max_num_seqs
     shapes: dict[str, tuple[int, ...]] = {
         "input_ids": (tokens,),
@@ -64,7 +118,8 @@ def field_layouts(limits: Limits, spec: KVCacheSpec, required: Field) -> list[Fi
             shapes[prefix + "kv_indptr"] = (seqs + 1,)
             shapes[prefix + "kv_indices"] = (seqs * group.max_blocks_per_seq,)
             shapes[prefix + "kv_last_page_len"] = (seqs,)
-    return [FieldLayout(name=name, shape=shape) for name, shape in shapes.items()]
+    layouts = [FieldLayout(name=name, shape=shape) for name, shape in shapes.items()]
+    return sorted(layouts, key=lambda layout: layout.is_table)
 
 
 def assemble(fields: dict[str, torch.Tensor], num_groups: int) -> BatchTensors:
@@ -89,24 +144,36 @@ def iterate_fields(tensors: BatchTensors) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"groups[{index}].{name}", tensor
 
 
-class BufferSet:
-    """Lent staging of one step in flight: int64 `counts`, int32 fields, and float32 output rows.
+class FieldBlock:
+    """All fields of a batch in one flat int32 block: a copy of the block's head copies every field but the tables."""
 
-    On a device that is the host, groups and model read these very tensors.
-    """
-
-    def __init__(self, limits: Limits, spec: KVCacheSpec, required: Field, vocab_size: int) -> None:
-        layouts = field_layouts(limits, spec, required)
+    def __init__(self, layouts: list[FieldLayout], num_groups: int, device: torch.device) -> None:
+        self.layouts = layouts
         offsets, end = [], 0
+        self.head_end = 0
         for layout in layouts:
             offsets.append(end)
             end += -(-layout.numel // _ALIGNMENT) * _ALIGNMENT
-        self.storage = torch.zeros(end, dtype=torch.int32)
+            if not layout.is_table:
+                self.head_end = end
+        pinned = device.type == "cpu" and torch.accelerator.is_available()
+        self.storage = torch.zeros(end, dtype=torch.int32, device=device, pin_memory=pinned)
         self.fields = {
             layout.name: self.storage[offset : offset + layout.numel].view(layout.shape)
             for layout, offset in zip(layouts, offsets, strict=True)
         }
-        self.tensors = assemble(self.fields, len(spec.groups))
+        self.tensors = assemble(self.fields, num_groups)
+
+
+class BufferSet(FieldBlock):
+    """Lent staging of one step in flight: int64 `counts`, int32 fields, and float32 output rows.
+
+    On a device that is the host, an eager runner's groups and model read these very tensors.
+    """
+
+    def __init__(self, layouts: list[FieldLayout], num_groups: int, limits: Limits, vocab_size: int) -> None:
+        super().__init__(layouts, num_groups, torch.device("cpu"))
+        self._arrays = {name: field.numpy() for name, field in self.fields.items()}
         self.counts = torch.zeros(len(COUNT_FIELDS), dtype=torch.int64)
         self._counts_view = memoryview(self.counts.numpy())
         self.logits = torch.zeros(limits.max_logits_rows, vocab_size, dtype=torch.float32)
@@ -114,6 +181,23 @@ class BufferSet:
     def read_counts(self) -> BatchCounts:
         """The integers that the host wrote to `counts`."""
         return BatchCounts(*self._counts_view)
+
+    def pad(self, counts: BatchCounts, bucket: Bucket) -> None:
+        """Fill the rows between the step's counts and the bucket by each field's policy."""
+        for layout in self.layouts:
+            used, wanted = used_rows(layout, counts), used_rows(layout, bucket)
+            if wanted <= used or layout.padding is Padding.KEEP:
+                continue
+            rows = self._arrays[layout.name]
+            if layout.padding is Padding.REPEAT:
+                rows[used:wanted] = rows[used - 1]
+            else:
+                rows[used:wanted] = -1 if layout.padding is Padding.SENTINEL else 0
+
+    def used_indices(self, name: str, counts: BatchCounts) -> int:
+        """How many entries of a `kv_indices` field the step uses, by its row pointers."""
+        pointers: np.ndarray = self._arrays[name.replace("kv_indices", "kv_indptr")]
+        return int(pointers[counts.num_reqs])
 
     def adopt(self, batch: ForwardBatch) -> None:
         """Copy a batch that lies in the host's own tensors; fields that are the lent ones cost nothing.
@@ -161,8 +245,15 @@ def _checked_rows(
 
 
 def _rows(name: str, tensor: torch.Tensor, counts: BatchCounts) -> int:
-    """How many leading rows of a field one step uses."""
-    leaf = name.rpartition(".")[2]
+    """How many leading rows of an offered tensor one step uses."""
+    layout = FieldLayout(name=name, shape=tuple(tensor.shape))
+    # The CSR row pointers say how much of kv_indices counts.
+    return int(tensor.shape[0]) if layout.leaf == "kv_indices" else used_rows(layout, counts)
+
+
+def used_rows(layout: FieldLayout, counts: BatchCounts | Bucket) -> int:
+    """How many leading rows of a field a step, or a bucket, uses; all of `kv_indices`."""
+    leaf = layout.leaf
     if leaf in ("input_ids", "positions", "slot_mapping"):
         return counts.num_tokens
     if leaf in ("query_start_loc", "kv_indptr"):
@@ -170,31 +261,77 @@ def _rows(name: str, tensor: torch.Tensor, counts: BatchCounts) -> int:
     if leaf == "logits_indices":
         return counts.num_logits
     if leaf == "kv_indices":
-        # As long as the offered tensor: the CSR row pointers say how much of it counts.
-        return int(tensor.shape[0])
+        return layout.shape[0]
     return counts.num_reqs
 
 
-class StepViews:
-    """Views of a buffer set cut to a step's counts, kept so that a steady step creates no tensor at the boundary."""
+Rows = tuple[int, int, int]
+"""Tokens, requests and logits rows."""
 
-    def __init__(self, buffers: BufferSet, num_groups: int, capacity: int = 64) -> None:
-        self._buffers = buffers
-        self._num_groups = num_groups
-        self._capacity = capacity
-        self._cut: dict[tuple[int, int, int], tuple[BatchTensors, torch.Tensor]] = {}
 
-    def cut(self, counts: BatchCounts) -> tuple[BatchTensors, torch.Tensor]:
-        """The set's tensors cut to `counts`, and its logits rows [N, vocab_size]."""
-        key = (counts.num_tokens, counts.num_reqs, counts.num_logits)
-        found = self._cut.get(key)
+class InputBuffers:
+    """Every persistent input of an executor.
+
+    With `static` inputs there is one more block, on the device, that captured graphs read: the host's rows are padded
+    to the bucket and uploaded there, in one piece and the used rows of each table. Without, on a device that is the
+    host, a step reads the lent tensors themselves. Views are kept, so that a steady step creates no tensor.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        spec: KVCacheSpec,
+        required: Field,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        static: bool,
+        kept_views: int = 64,
+    ) -> None:
+        layouts = field_layouts(limits, spec, required)
+        self._num_groups = len(spec.groups)
+        self._kept_views = kept_views
+        self.sets = [BufferSet(layouts, self._num_groups, limits, vocab_size) for _ in range(NUM_BUFFER_SETS)]
+        needs_device = static or device.type != "cpu"
+        self.device_block = FieldBlock(layouts, self._num_groups, device) if needs_device else None
+        self._views: dict[tuple[int, Rows], BatchTensors] = {}
+        self._outputs: dict[tuple[int, int], torch.Tensor] = {}
+
+    def stage(self, buffer_set: int, counts: BatchCounts, bucket: Bucket) -> StepInputs:
+        """The step in `buffer_set`, padded to `bucket` and uploaded."""
+        lent = self.sets[buffer_set]
+        host = self._cut(buffer_set, lent, (counts.num_tokens, counts.num_reqs, counts.num_logits))
+        if self.device_block is None:
+            return StepInputs(counts, host, host)
+        lent.pad(counts, bucket)
+        self._upload(lent, self.device_block, counts, bucket)
+        device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits))
+        return StepInputs(counts, host, device)
+
+    def logits(self, buffer_set: int, rows: int) -> torch.Tensor:
+        """The set's output rows `[0, rows)`."""
+        found = self._outputs.get((buffer_set, rows))
         if found is None:
-            if len(self._cut) >= self._capacity:
-                self._cut.pop(next(iter(self._cut)))
-            fields = {
-                name: field if name.endswith("kv_indices") else field[: _rows(name, field, counts)]
-                for name, field in self._buffers.fields.items()
-            }
-            found = assemble(fields, self._num_groups), self._buffers.logits[: counts.num_logits]
-            self._cut[key] = found
+            found = self._outputs[buffer_set, rows] = self.sets[buffer_set].logits[:rows]
+        return found
+
+    @staticmethod
+    def _upload(lent: BufferSet, block: FieldBlock, counts: BatchCounts, bucket: Bucket) -> None:
+        end = block.head_end
+        block.storage[:end].copy_(lent.storage[:end], non_blocking=True)
+        for layout in block.layouts:
+            if layout.is_table:
+                is_csr = layout.leaf == "kv_indices"
+                rows = lent.used_indices(layout.name, counts) if is_csr else used_rows(layout, bucket)
+                block.fields[layout.name][:rows].copy_(lent.fields[layout.name][:rows], non_blocking=True)
+
+    def _cut(self, owner: int, block: FieldBlock, rows: Rows) -> BatchTensors:
+        """The block's tensors cut to `rows`, the oldest of `kept_views` forgotten."""
+        found = self._views.get((owner, rows))
+        if found is None:
+            if len(self._views) >= self._kept_views:
+                self._views.pop(next(iter(self._views)))
+            counts = BatchCounts(num_tokens=rows[0], num_reqs=rows[1], num_logits=rows[2])
+            fields = {layout.name: block.fields[layout.name][: used_rows(layout, counts)] for layout in block.layouts}
+            found = self._views[owner, rows] = assemble(fields, self._num_groups)
         return found

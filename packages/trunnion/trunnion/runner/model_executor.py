@@ -24,19 +24,17 @@ from trunnion.contract import (
 )
 from trunnion.errors import BatchRefused, UnsupportedError
 from trunnion.hf_config import checkpoint_dtype
-from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.runner import RunnerCounters
 from trunnion.runner.groups import BoundGroups
-from trunnion.runner.input_buffers import BufferSet, StepViews
+from trunnion.runner.input_buffers import BufferSet, InputBuffers
 from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
 from trunnion.weights.loader import load_weights
 
 if TYPE_CHECKING:
     from trunnion.weights.report import WeightReport
-
-NUM_BUFFER_SETS = 2
 
 
 class ModelExecutor:
@@ -66,12 +64,15 @@ class ModelExecutor:
         self._model = model
         self._groups = BoundGroups(model, hardware, device, config.limits)
         self._device = device
-        self._sets = [
-            BufferSet(config.limits, self._groups.cache_spec, self._groups.required_fields, self.vocab_size)
-            for _ in range(NUM_BUFFER_SETS)
-        ]
-        self._views = [StepViews(buffers, len(self._groups.cache_spec.groups)) for buffers in self._sets]
-        self._runner = hardware.create_runner(model, self._groups.groups)
+        self._runner = hardware.create_runner(model, self._groups.groups, config.limits)
+        self._inputs = InputBuffers(
+            config.limits,
+            self._groups.cache_spec,
+            self._groups.required_fields,
+            vocab_size,
+            device,
+            static=self._runner.static_inputs,
+        )
         self._caches: list[LayerCaches] | None = None
         self._steps = 0
 
@@ -119,9 +120,14 @@ class ModelExecutor:
         """Upper bounds in bytes, caches not included."""
         return self._hardware.memory_profile(self._model, self.limits.max_num_tokens, self.limits.max_logits_rows)
 
+    @property
+    def counters(self) -> RunnerCounters:
+        """What the runner did so far: replays, eager steps with reasons, plans, padding."""
+        return self._runner.counters
+
     def input_buffers(self) -> Sequence[BufferSet]:
         """The lent buffer sets; they live until `close`."""
-        return self._sets
+        return self._inputs.sets
 
     # Caches.
 
@@ -178,7 +184,7 @@ class ModelExecutor:
             raise ValueError("bind_kv_cache or allocate_kv_cache comes before warm_up")
         report = WarmUpReport(on_reference={**self._groups.on_reference, **self._hardware.on_reference()})
         started = time.perf_counter()
-        self._runner.warm_up(report)
+        self._runner.warm_up(report, self._inputs)
         report.seconds = time.perf_counter() - started
         return report
 
@@ -191,12 +197,12 @@ class ModelExecutor:
             BatchRefused: the batch breaks the contract; caches are as they were.
         """
         self._check_counts(batch.counts)
-        self._sets[buffer_set].adopt(batch)
+        self._inputs.sets[buffer_set].adopt(batch)
         return self._run(buffer_set, batch.counts)
 
     def execute_set(self, buffer_set: int) -> ForwardOutput:
         """One forward of what the host has written to the lent buffers: the path of every step."""
-        return self._run(buffer_set, self._sets[buffer_set].read_counts())
+        return self._run(buffer_set, self._inputs.sets[buffer_set].read_counts())
 
     def wait(self, fence: int) -> None:
         """Block until the step of `fence` is done. Here a step is done when `execute` returns."""
@@ -211,9 +217,11 @@ class ModelExecutor:
     def _run(self, buffer_set: int, counts: BatchCounts) -> ForwardOutput:
         if self._caches is None:
             raise BatchRefused("execute comes after bind_kv_cache")
-        tensors, logits = self._views[buffer_set].cut(counts)
-        _, rows = self._runner.run(StepInputs(counts, tensors, tensors))
-        logits.copy_(rows)
+        bucket = self._runner.select(counts)
+        _, rows = self._runner.run(self._inputs.stage(buffer_set, counts, bucket), bucket)
+        self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
+        logits = self._inputs.logits(buffer_set, counts.num_logits)
+        logits.copy_(rows[: counts.num_logits])
         self._steps += 1
         return ForwardOutput(logits=logits, fence=self._steps)
 

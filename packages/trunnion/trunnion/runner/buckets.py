@@ -1,0 +1,116 @@
+"""The sizes a graph is captured for, and which of them a step takes: a pure function of the step's counts."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from trunnion.contract import BatchCounts, Limits
+
+
+class Mode(str, Enum):
+    """How a step is executed."""
+
+    EAGER = "eager"
+    PIECEWISE = "piecewise"
+    """Graphs between the groups' calls, which run eagerly: any mix of requests."""
+    FULL = "full"
+    """One graph, groups included: every request has `decode_query_len` tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """The rows of one execution: what the step has, rounded up to what was captured."""
+
+    mode: Mode
+    num_tokens: int
+    num_reqs: int
+    num_logits: int
+
+    @classmethod
+    def exact(cls, counts: BatchCounts) -> Bucket:
+        """The step as it is, without padding."""
+        return cls(
+            mode=Mode.EAGER, num_tokens=counts.num_tokens, num_reqs=counts.num_reqs, num_logits=counts.num_logits
+        )
+
+
+def ladder(limit: int, *, fine: int = 8, doublings: int = 4) -> tuple[int, ...]:
+    """Sizes from 1 to `limit`: 1, 2, 4, then steps that double every `doublings` sizes; `limit` is always the last.
+
+    >>> ladder(12), ladder(100)
+    ((1, 2, 4, 8, 12), (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 100))
+    """
+    if limit < 1:
+        raise ValueError(f"a ladder needs a limit of at least 1, got {limit}")
+    sizes = [size for size in (1, 2, 4) if size < limit]
+    size, step = fine, fine
+    while size < limit:
+        sizes.append(size)
+        if size >= step * doublings:
+            step *= 2
+        size += step
+    return (*sizes, limit)
+
+
+class Buckets:
+    """The buckets of one executor. They cover its limits: a step within the limits always finds one.
+
+    Args:
+        limits: the largest step.
+        decode_query_lens: tokens per request of the uniform steps that get full graphs: 1, and 1 + k for verification.
+            Empty: no full graphs.
+    """
+
+    def __init__(self, limits: Limits, decode_query_lens: Sequence[int] = (1,)) -> None:
+        self.limits = limits
+        self.tokens = ladder(limits.max_num_tokens)
+        self.logits = ladder(limits.max_logits_rows)
+        self.decodes = {
+            length: ladder(min(limits.max_num_seqs, limits.max_num_tokens // length))
+            for length in decode_query_lens
+            if length <= limits.max_num_tokens
+        }
+
+    def select(self, counts: BatchCounts) -> Bucket:
+        """The smallest bucket that holds the step. Pure: ranks that see the same counts choose alike."""
+        length = counts.decode_query_len
+        uniform = 0 < counts.num_reqs == counts.num_decodes and counts.num_tokens == counts.num_reqs * length
+        if uniform and length in self.decodes and counts.num_reqs <= self.decodes[length][-1]:
+            return self.full(_round_up(self.decodes[length], counts.num_reqs), length)
+        return Bucket(
+            mode=Mode.PIECEWISE,
+            num_tokens=_round_up(self.tokens, counts.num_tokens),
+            num_reqs=counts.num_reqs,
+            num_logits=_round_up(self.logits, counts.num_logits),
+        )
+
+    def full(self, num_reqs: int, query_len: int) -> Bucket:
+        """The bucket of a full graph: logits of every row it may be asked for."""
+        num_tokens = num_reqs * query_len
+        return Bucket(
+            mode=Mode.FULL,
+            num_tokens=num_tokens,
+            num_reqs=num_reqs,
+            num_logits=min(num_tokens, self.limits.max_logits_rows),
+        )
+
+    def all_full(self) -> list[tuple[Bucket, int]]:
+        """Every full bucket with its `decode_query_len`, largest first: the order of capture."""
+        found = [(self.full(count, length), length) for length, sizes in self.decodes.items() for count in sizes]
+        return sorted(found, key=lambda item: -item[0].num_tokens)
+
+    def estimate_bytes(self, bytes_per_token: int, bytes_per_logits_row: int) -> int:
+        """Upper bound of what captured graphs hold, if none of them share memory beyond the largest."""
+        return self.tokens[-1] * bytes_per_token + self.logits[-1] * bytes_per_logits_row
+
+
+def _round_up(sizes: Sequence[int], count: int) -> int:
+    """The first size that holds `count`; 0 stays 0."""
+    if count == 0:
+        return 0
+    index = bisect.bisect_left(sizes, count)
+    assert index < len(sizes), f"{count} is beyond the limit {sizes[-1]}"
+    return sizes[index]

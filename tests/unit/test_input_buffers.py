@@ -1,0 +1,109 @@
+"""Staging, padding and upload: what a captured graph finds at its fixed addresses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trunnion.contract import BatchCounts, CacheGroupSpec, CacheKind, Field, KVCacheSpec, Limits
+from trunnion.runner.buckets import Bucket, Mode
+from trunnion.runner.input_buffers import POLICIES, InputBuffers, field_layouts
+
+LIMITS = Limits(max_num_tokens=12, max_num_seqs=4, max_model_len=16, max_logits_rows=6, block_size=4)
+SPEC = KVCacheSpec(
+    groups=(
+        CacheGroupSpec(kind=CacheKind.FULL, layers=("a",), tensors=(), block_size=4, max_blocks_per_seq=4),
+        CacheGroupSpec(kind=CacheKind.RECURRENT, layers=("b",), tensors=(), block_size=0, max_blocks_per_seq=1),
+    )
+)
+ALL = Field.KV_CSR | Field.NUM_ACCEPTED
+JUNK = -777
+
+
+def _buffers(*, static: bool = True) -> InputBuffers:
+    return InputBuffers(LIMITS, SPEC, ALL, 5, torch.device("cpu"), static=static)
+
+
+def _fill(buffers: InputBuffers, buffer_set: int, counts: BatchCounts, value: int) -> None:
+    """As a host would: rows of the step, junk behind them."""
+    lent = buffers.sets[buffer_set]
+    lent.storage.fill_(JUNK)
+    for field in lent.fields.values():
+        field[: counts.num_tokens] = value
+    lent.fields["query_start_loc"][: counts.num_reqs + 1] = torch.arange(counts.num_reqs + 1, dtype=torch.int32)
+    lent.fields["groups[0].kv_indptr"][: counts.num_reqs + 1] = torch.arange(counts.num_reqs + 1, dtype=torch.int32)
+
+
+def test_every_field_has_a_policy() -> None:
+    assert {layout.leaf for layout in field_layouts(LIMITS, SPEC, ALL)} == set(POLICIES)
+
+
+def test_padding_rows_hold_what_their_policy_says() -> None:
+    """Three requests in a bucket of four, five tokens in eight."""
+    buffers = _buffers()
+    counts = BatchCounts(num_tokens=5, num_reqs=3, num_logits=3)
+    _fill(buffers, 0, counts, 9)
+    device = buffers.stage(0, counts, Bucket(mode=Mode.FULL, num_tokens=8, num_reqs=4, num_logits=6)).device
+    assert device.input_ids.tolist() == [9] * 5 + [0] * 3
+    assert device.positions.tolist() == [9] * 5 + [0] * 3
+    assert device.query_start_loc.tolist() == [0, 1, 2, 3, 3]
+    assert device.seq_lens.tolist()[3:] == [0]
+    assert device.logits_indices.tolist()[3:] == [0, 0, 0]
+    full, recurrent = device.groups
+    assert full.slot_mapping.tolist() == [9] * 5 + [-1] * 3
+    assert full.block_table[3].tolist() == [0, 0, 0, 0]
+    assert full.kv_start.tolist()[3:] == [0]
+    assert full.kv_indptr.tolist() == [0, 1, 2, 3, 3]
+    assert recurrent.state_indices.tolist()[3:] == [0]
+    assert recurrent.has_initial_state.tolist()[3:] == [0]
+
+
+def test_a_smaller_step_leaves_nothing_of_the_larger_one() -> None:
+    """Eight rows, then five: rows five to seven are padding again."""
+    buffers = _buffers()
+    bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=8, num_reqs=4, num_logits=4)
+    large, small = (
+        BatchCounts(num_tokens=8, num_reqs=4, num_logits=4),
+        BatchCounts(num_tokens=5, num_reqs=2, num_logits=1),
+    )
+    _fill(buffers, 0, large, 9)
+    buffers.stage(0, large, bucket)
+    _fill(buffers, 1, small, 7)
+    device = buffers.stage(1, small, bucket).device
+    assert device.input_ids.tolist() == [7] * 5 + [0] * 3
+    assert device.groups[0].slot_mapping.tolist() == [7] * 5 + [-1] * 3
+    assert device.seq_lens.tolist()[2:] == [0, 0]
+    assert (device.groups[0].block_table[2:] == 0).all()
+
+
+def test_both_sets_go_to_the_same_device_addresses() -> None:
+    buffers = _buffers()
+    counts = BatchCounts(num_tokens=4, num_reqs=4, num_logits=4)
+    bucket = Bucket(mode=Mode.FULL, num_tokens=4, num_reqs=4, num_logits=4)
+    _fill(buffers, 0, counts, 1)
+    _fill(buffers, 1, counts, 2)
+    first = buffers.stage(0, counts, bucket)
+    address = first.device.input_ids.data_ptr()
+    second = buffers.stage(1, counts, bucket)
+    assert second.device.input_ids.data_ptr() == address != second.host.input_ids.data_ptr()
+    assert second.device.input_ids.tolist() == [2] * 4
+    assert first.host.input_ids.tolist() == [1] * 4, "the other set's staging is untouched"
+    assert second.device is buffers.stage(1, counts, bucket).device, "views are kept"
+
+
+def test_without_static_inputs_a_step_reads_the_lent_tensors() -> None:
+    buffers = _buffers(static=False)
+    counts = BatchCounts(num_tokens=4, num_reqs=2, num_logits=1)
+    _fill(buffers, 0, counts, 3)
+    step = buffers.stage(0, counts, Bucket.exact(counts))
+    assert step.device is step.host
+    assert step.device.input_ids.data_ptr() == buffers.sets[0].fields["input_ids"].data_ptr()
+    assert buffers.sets[0].fields["input_ids"][4] == JUNK, "nothing is padded"
+
+
+@pytest.mark.parametrize("rows", [0, 3, 6])
+def test_output_rows_are_cut_once(rows: int) -> None:
+    buffers = _buffers()
+    assert buffers.logits(0, rows) is buffers.logits(0, rows)
+    assert buffers.logits(0, rows).shape == (rows, 5)
+    assert buffers.logits(0, rows).data_ptr() == buffers.sets[0].logits.data_ptr()
