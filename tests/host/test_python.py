@@ -39,8 +39,8 @@ ERRORS = {"failed": RuntimeError("a kernel said no"), "fatal": MemoryError("none
 class FaultyHardware(CpuHardware):
     name = "faulty"
 
-    def create_runner(self, model, groups, limits):
-        runner = super().create_runner(model, groups, limits)
+    def create_runner(self, model, groups, limits, breaks):
+        runner = super().create_runner(model, groups, limits, breaks)
         run, steps = runner.run, iter(range(1, 1 << 30))
 
         def run_or_raise(step, bucket):

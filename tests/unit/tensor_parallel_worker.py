@@ -11,6 +11,7 @@ from torch import nn
 from trunnion.config import BuildContext
 from trunnion.contract import BatchCounts, BatchTensors, GroupTensors, Limits
 from trunnion.interfaces.attention import StepInputs
+from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.weights import placements_of
 from trunnion.layers.activation import SiluAndMul
@@ -99,7 +100,7 @@ def run(parallel: ParallelGroup, hardware: ReferenceHardware, dtype: torch.dtype
     group.bind_kv_cache(0, [{t.name: torch.full((9, *t.shape), float("nan"), dtype=t.dtype) for t in tensors}])
     model.attn.bind(group, 0)
     limits = Limits(max_num_tokens=15, max_num_seqs=1, max_model_len=15, max_logits_rows=15)
-    runner = hardware.create_runner(model, [group], limits)
+    runner = hardware.create_runner(model, [group], limits, BreakPoints())
     steps = {}
     for tokens in (15, 0, 1):
         inputs = step(tokens)

@@ -101,7 +101,7 @@ def test_without_static_inputs_a_step_reads_the_lent_tensors() -> None:
     assert buffers.sets[0].fields["input_ids"][4] == JUNK, "nothing is padded"
 
 
-@pytest.mark.parametrize("rows", [0, 3, 6])
+@pytest.mark.parametrize("rows", [1, 3, 6])
 def test_output_rows_are_cut_once(rows: int) -> None:
     buffers = _buffers()
     assert buffers.logits(0, rows) is buffers.logits(0, rows)

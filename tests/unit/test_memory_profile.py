@@ -15,6 +15,7 @@ from trunnion import registry
 from trunnion.config import BuildContext
 from trunnion.contract import BatchCounts, BatchTensors, CacheKind, GroupTensors, KVCacheSpec, Limits
 from trunnion.interfaces.attention import StepInputs
+from trunnion.interfaces.break_points import BreakPoints
 from trunnion.reference import ReferenceHardware
 from trunnion.runner.groups import BoundGroups
 
@@ -76,7 +77,7 @@ def test_bound_holds_for_the_longest_step(family: str) -> None:
             for group in bound.cache_spec.groups
         ]
     )
-    runner, step = hardware.create_runner(model, bound.groups, LIMITS), _longest_step(bound.cache_spec)
+    runner, step = hardware.create_runner(model, bound.groups, LIMITS, BreakPoints()), _longest_step(bound.cache_spec)
     bucket = runner.select(step.counts)
     runner.run(step, bucket)
     peak = _peak_bytes(lambda: runner.run(step, bucket))

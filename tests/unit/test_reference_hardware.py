@@ -9,11 +9,12 @@ from torch import nn
 from trunnion.contract import BatchCounts, BatchTensors, Field, KVCacheSpec, Limits, WarmUpReport
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, MLASpec, RecurrentSpec, StepInputs
+from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import NoCollectives
+from trunnion.interfaces.runner import Bucket
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.linear_method import UnquantizedLinearMethod
-from trunnion.runner.buckets import Bucket
 from trunnion.runner.input_buffers import InputBuffers
 
 LIMITS = Limits(max_num_tokens=8, max_num_seqs=2, max_model_len=8, max_logits_rows=4)
@@ -105,7 +106,7 @@ def _step(num_tokens: int, rows: list[int]) -> StepInputs:
 def test_eager_runner_plans_every_group_then_runs_once() -> None:
     events: list[str] = []
     groups = [RecordingGroup("full", events), RecordingGroup("window", events)]
-    runner = ToyHardware().create_runner(RecordingModel(events), groups, LIMITS)  # type: ignore[arg-type]
+    runner = ToyHardware().create_runner(RecordingModel(events), groups, LIMITS, BreakPoints())  # type: ignore[arg-type]
     step = _step(5, [4, 0, 4])
     hidden, logits = runner.run(step, runner.select(step.counts))
     assert runner.counters.plans == 2 and runner.counters.replays == 0
@@ -116,7 +117,9 @@ def test_eager_runner_plans_every_group_then_runs_once() -> None:
 
 def test_eager_runner_without_tokens() -> None:
     step = _step(0, [])
-    hidden, logits = ToyHardware().create_runner(RecordingModel([]), [], LIMITS).run(step, Bucket.exact(step.counts))
+    hidden, logits = (
+        ToyHardware().create_runner(RecordingModel([]), [], LIMITS, BreakPoints()).run(step, Bucket.exact(step.counts))
+    )
     assert hidden.shape == (0, 3) and logits.shape == (0, 3)
 
 
@@ -124,7 +127,7 @@ def test_eager_runner_reports_that_it_captures_nothing() -> None:
     report = WarmUpReport()
     spec = KVCacheSpec(groups=())
     inputs = InputBuffers(LIMITS, spec, Field.REQUIRED, 3, torch.device("cpu"), static=False)
-    ToyHardware().create_runner(RecordingModel([]), [], LIMITS).warm_up(report, inputs)
+    ToyHardware().create_runner(RecordingModel([]), [], LIMITS, BreakPoints()).warm_up(report, inputs)
     assert report.captured == [] and set(report.eager) == {"decode", "mixed"}
 
 

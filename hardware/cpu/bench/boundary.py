@@ -23,7 +23,7 @@ STUB = '''
 """A CPU whose runner computes nothing: what is left is the boundary and the executor."""
 from trunnion_cpu.hardware import CpuHardware
 from trunnion.interfaces.runner import Runner
-from trunnion.runner.buckets import Bucket
+from trunnion.interfaces.runner import Bucket
 
 class StubRunner(Runner):
     rows = {}
@@ -44,7 +44,7 @@ class StubRunner(Runner):
 class StubHardware(CpuHardware):
     name = "stub"
 
-    def create_runner(self, model, groups, limits):
+    def create_runner(self, model, groups, limits, breaks):
         return StubRunner(model, groups, limits)
 
 HARDWARE = StubHardware

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from trunnion.contract import Limits
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec
+from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.runner import Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion_cpu.attention import CpuAttentionGroup
 from trunnion_cpu.kernels import KERNELS
+from trunnion_cpu.runner import TapedRunner
 
 DISPATCH_KEY = "CPU"
 
@@ -31,6 +38,9 @@ class CpuHardware(ReferenceHardware):
         if isinstance(spec, AttentionSpec):
             return CpuAttentionGroup, None
         return super().group_class(spec)
+
+    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
+        return TapedRunner(model, groups, limits, breaks)
 
 
 HARDWARE = CpuHardware

@@ -11,6 +11,7 @@ import torch
 
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import Group, GroupSpec
+from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import CausalLM
@@ -60,8 +61,8 @@ class Hardware(ABC):
         """Join the tensor-parallel group at `init_method` (a torch.distributed URL)."""
 
     @abstractmethod
-    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits) -> Runner:
-        """The package's runner, for steps within `limits`."""
+    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
+        """The package's runner, for steps within `limits`; `breaks` are the points where the model leaves a graph."""
 
     @abstractmethod
     def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import Protocol
 
 import torch
 
@@ -15,9 +16,40 @@ from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import Group, StepInputs
 from trunnion.interfaces.model import CausalLM
 
-if TYPE_CHECKING:
-    from trunnion.runner.buckets import Bucket
-    from trunnion.runner.input_buffers import InputBuffers
+
+class Mode(str, Enum):
+    """How a step is executed."""
+
+    EAGER = "eager"
+    PIECEWISE = "piecewise"
+    """Graphs between the groups' calls, which run eagerly: any mix of requests."""
+    FULL = "full"
+    """One graph, groups included: every request has `decode_query_len` tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """The rows of one execution: what the step has, rounded up to what was captured."""
+
+    mode: Mode
+    num_tokens: int
+    num_reqs: int
+    num_logits: int
+
+    @classmethod
+    def exact(cls, counts: BatchCounts) -> Bucket:
+        """The step as it is, without padding."""
+        return cls(
+            mode=Mode.EAGER, num_tokens=counts.num_tokens, num_reqs=counts.num_reqs, num_logits=counts.num_logits
+        )
+
+
+class StepSource(Protocol):
+    """The executor's persistent inputs, as a runner needs them to capture."""
+
+    def stage(self, buffer_set: int, counts: BatchCounts, bucket: Bucket) -> StepInputs:
+        """The step that lies in `buffer_set`, padded to `bucket` and uploaded."""
+        ...
 
 
 @dataclass(slots=True)
@@ -55,7 +87,7 @@ class Runner(ABC):
         """The bucket of a step. Pure: it depends on nothing but the counts, so that all ranks choose alike."""
 
     @abstractmethod
-    def warm_up(self, report: WarmUpReport, inputs: InputBuffers) -> None:
+    def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
         """Capture what `run` will replay, largest bucket first, and say in `report` what stays eager, and why.
 
         Steps for it are staged in `inputs` from counts of zero requests padded to a bucket: slots are -1 and blocks are
@@ -66,7 +98,7 @@ class Runner(ABC):
     def run(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Plan every group once, run the model -> (hidden [T, H], logits [N, vocab_size] in the model's dtype).
 
-        Rows are the bucket's; those of the step come first.
+        Rows are the bucket's; those of the step come first. Without rows asked for, the logits may have any width.
         """
 
     def plan(self, step: StepInputs) -> None:

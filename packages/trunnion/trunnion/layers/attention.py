@@ -59,10 +59,9 @@ class Attention(GroupLayer[AttentionGroup]):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, H * D] or [T, H, D], k and v likewise with the KV heads -> [T, H * D]."""
-        group = self.group
         num_tokens = q.shape[0]
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
         k = k.reshape(num_tokens, self.num_kv_heads, self.head_dim)
         v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        out = group.run(self.layer_index, q, k, v, self.sinks)  # [T, H, D]
+        out = self.run_group(q, k, v, self.sinks)  # [T, H, D]
         return out.reshape(num_tokens, self.num_heads * self.head_dim)

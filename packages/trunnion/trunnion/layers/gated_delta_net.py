@@ -66,11 +66,11 @@ class GatedDeltaNet(GroupLayer[RecurrentGroup]):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]"""
-        group, spec = self.group, self.spec
+        spec = self.spec
         mixed_qkv, z = self._split_qkvz(self.in_proj_qkvz(hidden))
         b, a = (half.flatten(1) for half in self.in_proj_ba(hidden).unflatten(-1, (spec.num_k_heads, 2, -1)).unbind(2))
         g = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)  # [T, Hv]
-        out = group.run(self.layer_index, mixed_qkv, g, b.sigmoid(), self.conv1d.weight.squeeze(1), None)
+        out = self.run_group(mixed_qkv, g, b.sigmoid(), self.conv1d.weight.squeeze(1), None)
         return self.out_proj(self.norm(out, z).flatten(1))
 
     def _split_qkvz(self, qkvz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch import nn
 
 from trunnion.interfaces.attention import Group, GroupSpec
+from trunnion.interfaces.break_points import BreakKind, BreakPoints
 
 GroupT = TypeVar("GroupT", bound=Group)
 
@@ -19,12 +21,19 @@ class GroupLayer(nn.Module, Generic[GroupT]):
         self.spec = spec
         self.prefix = prefix
         self._group: GroupT | None = None
+        self._breaks = BreakPoints()
         self.layer_index = -1
 
-    def bind(self, group: GroupT, index: int) -> None:
-        """Bind to layer `index` of `group`."""
+    def bind(self, group: GroupT, index: int, breaks: BreakPoints | None = None) -> None:
+        """Bind to layer `index` of `group`; its calls are break points of `breaks`."""
         self._group = group
         self.layer_index = index
+        if breaks is not None:
+            self._breaks = breaks
+
+    def run_group(self, *args: Any) -> torch.Tensor:
+        """`group.run(layer_index, *args)`, at a break point."""
+        return self._breaks.call(BreakKind.GROUP, self.group.run, self.layer_index, *args)  # type: ignore[attr-defined]
 
     @property
     def group(self) -> GroupT:

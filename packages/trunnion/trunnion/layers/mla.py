@@ -59,9 +59,8 @@ class MLAAttention(GroupLayer[MLAGroup]):
 
         H counts this rank's heads.
         """
-        group = self.group
         weight = self._kv_b_proj[0].weight.unflatten(0, (self.num_heads, -1))  # [H, Dn + Dv, R]
         w_uk, w_uv = weight.split((self.qk_nope_head_dim, self.v_head_dim), dim=1)
         q_latent = torch.einsum("thd,hdr->thr", q_nope, w_uk)
-        latent = group.run(self.layer_index, q_latent, q_rope, kv_latent, k_rope)  # [T, H, R]
+        latent = self.run_group(q_latent, q_rope, kv_latent, k_rope)  # [T, H, R]
         return torch.einsum("thr,hvr->thv", latent, w_uv).flatten(1)

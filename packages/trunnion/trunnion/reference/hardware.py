@@ -12,6 +12,7 @@ import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
@@ -53,7 +54,7 @@ class ReferenceHardware(Hardware):
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         return NoCollectives() if size == 1 else GlooCollectives(rank, size, init_method)
 
-    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits) -> Runner:
+    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         return EagerRunner(model, groups, limits)
 
     def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:

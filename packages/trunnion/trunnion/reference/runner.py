@@ -6,9 +6,7 @@ import torch
 
 from trunnion.contract import BatchCounts, WarmUpReport
 from trunnion.interfaces.attention import StepInputs
-from trunnion.interfaces.runner import Runner
-from trunnion.runner.buckets import Bucket
-from trunnion.runner.input_buffers import InputBuffers
+from trunnion.interfaces.runner import Bucket, Runner, StepSource
 
 REASON = "the eager runner captures no graphs"
 
@@ -19,7 +17,7 @@ class EagerRunner(Runner):
     def select(self, counts: BatchCounts) -> Bucket:
         return Bucket.exact(counts)
 
-    def warm_up(self, report: WarmUpReport, inputs: InputBuffers) -> None:
+    def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
         """Nothing to capture, and the report says so."""
         report.eager.update({"decode": REASON, "mixed": REASON})
 

@@ -4,37 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 from trunnion.contract import BatchCounts, Limits
-
-
-class Mode(str, Enum):
-    """How a step is executed."""
-
-    EAGER = "eager"
-    PIECEWISE = "piecewise"
-    """Graphs between the groups' calls, which run eagerly: any mix of requests."""
-    FULL = "full"
-    """One graph, groups included: every request has `decode_query_len` tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """The rows of one execution: what the step has, rounded up to what was captured."""
-
-    mode: Mode
-    num_tokens: int
-    num_reqs: int
-    num_logits: int
-
-    @classmethod
-    def exact(cls, counts: BatchCounts) -> Bucket:
-        """The step as it is, without padding."""
-        return cls(
-            mode=Mode.EAGER, num_tokens=counts.num_tokens, num_reqs=counts.num_reqs, num_logits=counts.num_logits
-        )
+from trunnion.interfaces.runner import Bucket, Mode
 
 
 def ladder(limit: int, *, fine: int = 8, doublings: int = 4) -> tuple[int, ...]:

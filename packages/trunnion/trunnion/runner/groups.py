@@ -9,6 +9,7 @@ from torch import nn
 
 from trunnion.contract import CacheGroupSpec, CacheKind, Field, KVCacheSpec, LayerCaches, Limits
 from trunnion.interfaces.attention import Group, GroupSpec
+from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import Hardware
 from trunnion.layers.group_layer import GroupLayer
 
@@ -29,7 +30,14 @@ class BoundGroups:
     tensors) form a cache group: a difference in scale or query heads does not matter to the host.
     """
 
-    def __init__(self, model: nn.Module, hardware: Hardware, device: torch.device, limits: Limits) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        hardware: Hardware,
+        device: torch.device,
+        limits: Limits,
+        breaks: BreakPoints | None = None,
+    ) -> None:
         layers = [module for module in model.modules() if isinstance(module, GroupLayer)]
         members: dict[GroupSpec, _Members] = {}
         caches: dict[tuple[object, ...], list[GroupLayer]] = {}
@@ -65,7 +73,7 @@ class BoundGroups:
                 self.on_reference[f"{spec.kind.value} group"] = reason
             group = group_class(spec, len(entry.layers), device)
             for index, layer in enumerate(entry.layers):
-                layer.bind(group, index)
+                layer.bind(group, index, breaks)
             self.groups.append(group)
             self._rows.append((group_of[spec], entry.rows))
             self.required_fields |= group_class.required_fields(spec)

@@ -22,7 +22,7 @@ from trunnion.contract import (
 )
 from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
-from trunnion.runner.buckets import Bucket
+from trunnion.interfaces.runner import Bucket
 
 _ALIGNMENT = 16
 """int32 elements: fields start on 64-byte boundaries."""

@@ -24,6 +24,7 @@ from trunnion.contract import (
 )
 from trunnion.errors import BatchRefused, UnsupportedError
 from trunnion.hf_config import checkpoint_dtype
+from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import CausalLM
@@ -50,6 +51,7 @@ class ModelExecutor:
         hardware: Hardware,
         device: torch.device,
         parallel: ParallelGroup,
+        breaks: BreakPoints,
         model: torch.nn.Module,
         vocab_size: int,
         weight_report: WeightReport,
@@ -62,9 +64,9 @@ class ModelExecutor:
         self._hardware = hardware
         self._parallel = parallel
         self._model = model
-        self._groups = BoundGroups(model, hardware, device, config.limits)
+        self._groups = BoundGroups(model, hardware, device, config.limits, breaks)
         self._device = device
-        self._runner = hardware.create_runner(model, self._groups.groups, config.limits)
+        self._runner = hardware.create_runner(model, self._groups.groups, config.limits, breaks)
         self._inputs = InputBuffers(
             config.limits,
             self._groups.cache_spec,
@@ -94,12 +96,13 @@ class ModelExecutor:
         limits = _checked_limits(config.limits, model_config.max_model_len)
         device = hardware.initialize(config.device_index)
         dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
-        parallel = _join(hardware, config)
+        breaks = BreakPoints()
+        parallel = _join(hardware, config, breaks)
         ctx = BuildContext(hardware=hardware, dtype=dtype, parallel=parallel, max_model_len=limits.max_model_len)
         with torch.device("meta"):
             model = model_class(model_config, ctx)
         report = _load(checkpoint, model, model_class, config, dtype, device)
-        return cls(config, hardware, device, parallel, model.eval(), model_config.vocab_size, report)
+        return cls(config, hardware, device, parallel, breaks, model.eval(), model_config.vocab_size, report)
 
     # Questions the host asks before it allocates.
 
@@ -221,7 +224,8 @@ class ModelExecutor:
         _, rows = self._runner.run(self._inputs.stage(buffer_set, counts, bucket), bucket)
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
         logits = self._inputs.logits(buffer_set, counts.num_logits)
-        logits.copy_(rows[: counts.num_logits])
+        if counts.num_logits:
+            logits.copy_(rows[: counts.num_logits])
         self._steps += 1
         return ForwardOutput(logits=logits, fence=self._steps)
 
@@ -248,11 +252,13 @@ def _checked_limits(limits: Limits, longest: int) -> Limits:
     return dataclasses.replace(limits)
 
 
-def _join(hardware: Hardware, config: ExecutorConfig) -> ParallelGroup:
+def _join(hardware: Hardware, config: ExecutorConfig, breaks: BreakPoints) -> ParallelGroup:
     if config.tp_size == 1:
         return ParallelGroup(rank=0, size=1, collectives=NoCollectives())
     collectives = hardware.collectives(config.tp_rank, config.tp_size, config.tp_init_method)
-    return ParallelGroup(rank=config.tp_rank, size=config.tp_size, collectives=collectives)
+    return ParallelGroup(
+        rank=config.tp_rank, size=config.tp_size, collectives=BreakableCollectives(collectives, breaks)
+    )
 
 
 def _load(

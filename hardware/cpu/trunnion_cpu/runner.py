@@ -1,0 +1,127 @@
+"""The CPU's runner: steps of few tokens are played from tapes, larger ones run the model's Python code."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trunnion.contract import BatchCounts, Limits, WarmUpReport
+from trunnion.errors import UnsupportedError
+from trunnion.interfaces.attention import Group, StepInputs
+from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
+from trunnion.runner.buckets import ladder
+from trunnion_cpu.tape import TapeRecorder
+
+MAX_TAPED_TOKENS = 64
+"""Beyond this the arithmetic of a step hides Python, and padding costs more than it saves."""
+EXACT_TOKENS = 8
+"""Up to this every size has a tape of its own."""
+
+Play = Callable[..., torch.Tensor]
+
+
+def taped_sizes(limit: int) -> tuple[int, ...]:
+    """Sizes that get a tape: 1, 2, 3 ... 8, 16, 24, 32, 48, 64, as far as `limit` goes."""
+    limit = min(limit, MAX_TAPED_TOKENS)
+    return tuple(sorted({*range(1, min(limit, EXACT_TOKENS) + 1), *ladder(limit)}))
+
+
+class TapedRunner(Runner):
+    """Piecewise execution without segments: a tape holds the groups' calls as lines among the operators.
+
+    One tape per number of tokens for the model, one per number of rows for the logits.
+    """
+
+    static_inputs = True
+
+    def __init__(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> None:
+        super().__init__(model, groups, limits)
+        self._breaks = breaks
+        self._token_sizes = taped_sizes(limits.max_num_tokens)
+        self._logit_sizes = taped_sizes(limits.max_logits_rows)
+        self._why_eager = f"more than {self._token_sizes[-1]} tokens or {self._logit_sizes[-1]} rows of logits"
+        self._bodies: dict[int, Play] = {}
+        self._heads: dict[int, Play] = {}
+
+    def select(self, counts: BatchCounts) -> Bucket:
+        if counts.num_tokens > self._token_sizes[-1] or counts.num_logits > self._logit_sizes[-1]:
+            return Bucket.exact(counts)
+        return Bucket(
+            mode=Mode.PIECEWISE,
+            num_tokens=_round_up(self._token_sizes, counts.num_tokens),
+            num_reqs=counts.num_reqs,
+            num_logits=_round_up(self._logit_sizes, counts.num_logits),
+        )
+
+    @torch.inference_mode()
+    def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
+        """Record every size once, on padding rows only."""
+        try:
+            for num_tokens in reversed(self._token_sizes):
+                hidden = self._record_body(num_tokens, inputs)
+                report.captured.append(f"{num_tokens} tokens")
+            for num_logits in reversed(self._logit_sizes):
+                self._record_head(num_logits, hidden, inputs)
+                report.captured.append(f"{num_logits} rows of logits")
+        except UnsupportedError as error:
+            self._bodies.clear()
+            self._heads.clear()
+            report.captured.clear()
+            self._why_eager = str(error)
+            report.eager["every step"] = self._why_eager
+            return
+        report.eager[f"steps of {self._why_eager}"] = "arithmetic hides Python there"
+
+    @torch.inference_mode()
+    def run(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+        """Play the bucket's tapes, or run the model."""
+        self.plan(step)
+        inputs = step.device
+        body, head = self._bodies.get(bucket.num_tokens), self._heads.get(bucket.num_logits)
+        if bucket.mode is Mode.PIECEWISE and body is not None and (head is not None or bucket.num_logits == 0):
+            self.counters.replays += 1
+            hidden = body()
+            return hidden, hidden[:0] if head is None else head(hidden)
+        self.counters.eager["no tokens" if not bucket.num_tokens else self._why_eager] += 1
+        hidden = self.model.forward(inputs.input_ids, inputs.positions)
+        return hidden, self.model.compute_logits(hidden.index_select(0, inputs.logits_indices))
+
+    def close(self) -> None:
+        self._bodies.clear()
+        self._heads.clear()
+
+    def _record_body(self, num_tokens: int, inputs: StepSource) -> torch.Tensor:
+        bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=num_tokens, num_reqs=0, num_logits=0)
+        step = inputs.stage(0, BatchCounts(), bucket)
+        for group in self.groups:
+            group.plan(step)
+        recorder = TapeRecorder()
+        self._breaks.attach(recorder)
+        try:
+            with recorder:
+                hidden = self.model.forward(step.device.input_ids, step.device.positions)
+        finally:
+            self._breaks.detach()
+        self._bodies[num_tokens] = recorder.play(hidden)
+        return hidden
+
+    def _record_head(self, num_logits: int, hidden: torch.Tensor, inputs: StepSource) -> None:
+        bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=0, num_reqs=0, num_logits=num_logits)
+        indices = inputs.stage(0, BatchCounts(), bucket).device.logits_indices
+        recorder = TapeRecorder(arguments=(hidden,))
+        self._breaks.attach(recorder)
+        try:
+            with recorder:
+                logits = self.model.compute_logits(hidden.index_select(0, indices))
+        finally:
+            self._breaks.detach()
+        self._heads[num_logits] = recorder.play(logits)
+
+
+def _round_up(sizes: Sequence[int], count: int) -> int:
+    """The first size that holds `count`; 0 stays 0."""
+    return sizes[bisect.bisect_left(sizes, count)] if count else 0

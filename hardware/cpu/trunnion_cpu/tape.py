@@ -1,0 +1,147 @@
+"""Records a forward as a straight list of operator calls and plays it back without any Python of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from trunnion.errors import UnsupportedError
+from trunnion.interfaces.break_points import BreakKind
+
+
+@dataclass
+class _Call:
+    """One line of a tape. Registers are named, everything else is a constant."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[str]
+    is_sequence: bool
+    reads: set[str]
+
+
+@dataclass(frozen=True)
+class _Register:
+    """A place in a call's arguments that another call fills."""
+
+    name: str
+
+
+@dataclass
+class TapeRecorder(TorchDispatchMode):
+    """While active, notes every operator with its arguments. Tensors that it has not seen made are constants.
+
+    A view of a constant is a constant. Calls at break points are noted as they are, whatever they do inside. An
+    operator whose result decides shapes or Python's course cannot be played back and raises UnsupportedError.
+    """
+
+    arguments: Sequence[torch.Tensor] = ()
+    """Tensors that each playback gets anew, in this order."""
+    calls: list[_Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._names = {id(tensor): f"a{index}" for index, tensor in enumerate(self.arguments)}
+        # A tensor that is gone may give its id to another one.
+        self._alive: list[Any] = list(self.arguments)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+            raise UnsupportedError(f"{func} depends on values: it cannot be recorded")
+        result = func(*args, **kwargs)
+        if self._is_view(func) and not self._reads((args, kwargs)):
+            self._alive.append(result)
+        else:
+            self._note(func, args, kwargs, result)
+        return result
+
+    def on_break(self, kind: BreakKind, call: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:
+        """Groups and collectives alike are lines of the tape."""
+        with _Paused(self):
+            result = call(*args)
+        self._note(call, args, {}, result)
+        return result
+
+    def play(self, result: torch.Tensor) -> Callable[..., torch.Tensor]:
+        """A function of `arguments` that makes `result` again."""
+        return _compile(self.calls, [f"a{index}" for index in range(len(self.arguments))], self._names[id(result)])
+
+    def _note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        args, kwargs = tree_map(self._named, args), tree_map(self._named, kwargs)
+        outputs = list(result) if isinstance(result, tuple | list) else [result]
+        names = []
+        for output in outputs:
+            self._alive.append(output)
+            names.append(f"v{len(self._alive)}")
+            self._names[id(output)] = names[-1]
+        reads = {leaf.name for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, _Register)}
+        self.calls.append(_Call(function, args, kwargs, names, isinstance(result, tuple | list), reads))
+
+    def _named(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and id(value) in self._names:
+            return _Register(self._names[id(value)])
+        self._alive.append(value)
+        return value
+
+    def _reads(self, arguments: Any) -> bool:
+        return any(id(leaf) in self._names for leaf in tree_flatten(arguments)[0] if isinstance(leaf, torch.Tensor))
+
+    @staticmethod
+    def _is_view(func: Any) -> bool:
+        aliases = [value.alias_info for value in func._schema.returns if value.alias_info is not None]
+        writes = any(arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments)
+        return bool(aliases) and not writes
+
+
+class _Paused:
+    """Lets operators pass unseen."""
+
+    def __init__(self, recorder: TapeRecorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._recorder.__exit__(None, None, None)
+
+    def __exit__(self, *error: object) -> None:
+        self._recorder.__enter__()
+
+
+def _compile(calls: Sequence[_Call], arguments: Sequence[str], result: str) -> Callable[..., torch.Tensor]:
+    """The tape as one Python function: locals for registers, each dropped after its last use."""
+    last_use = {name: index for index, call in enumerate(calls) for name in (*call.outputs, *call.reads)}
+    last_use.pop(result, None)
+    namespace: dict[str, Any] = {}
+    lines = [f"def play({', '.join(arguments)}):"]
+
+    def text(value: Any) -> str:
+        if isinstance(value, _Register):
+            return value.name
+        if isinstance(value, list | tuple):
+            items = "".join(f"{text(item)}, " for item in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items})"
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        name = f"c{len(namespace)}"
+        namespace[name] = value
+        return name
+
+    for index, call in enumerate(calls):
+        parts = [text(value) for value in call.args] + [f"{key}={text(value)}" for key, value in call.kwargs.items()]
+        targets = f"({', '.join(call.outputs)},)" if call.is_sequence else call.outputs[0]
+        lines.append(f"    {targets} = {text(call.function)}({', '.join(parts)})")
+        dead = [name for name in (*call.outputs, *sorted(call.reads)) if last_use.get(name) == index]
+        if dead:
+            lines.append(f"    del {', '.join(dict.fromkeys(dead))}")
+    lines.append(f"    return {result}")
+    exec(compile("\n".join(lines), "<tape>", "exec"), namespace)
+    play: Callable[..., torch.Tensor] = namespace["play"]
+    return play
