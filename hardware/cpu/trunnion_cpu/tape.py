@@ -58,7 +58,7 @@ class TapeRecorder(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
             raise UnsupportedError(f"{func} depends on values: it cannot be recorded")
         result = func(*args, **kwargs)
-        if self._is_view(func) and not self._reads((args, kwargs)):
+        if not self._reads((args, kwargs)) and self._is_view(func, (args, kwargs), result):
             self._alive.append(result)
         else:
             self._note(func, args, kwargs, result)
@@ -96,10 +96,15 @@ class TapeRecorder(TorchDispatchMode):
         return any(id(leaf) in self._names for leaf in tree_flatten(arguments)[0] if isinstance(leaf, torch.Tensor))
 
     @staticmethod
-    def _is_view(func: Any) -> bool:
-        aliases = [value.alias_info for value in func._schema.returns if value.alias_info is not None]
-        writes = any(arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments)
-        return bool(aliases) and not writes
+    def _is_view(func: Any, arguments: Any, result: Any) -> bool:
+        """Whether the result lies in the arguments' memory. The schema does not say: `to` and `reshape` may copy."""
+        if any(arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments):
+            return False
+        return _storages(result) <= _storages(arguments)
+
+
+def _storages(values: Any) -> set[int]:
+    return {leaf.untyped_storage()._cdata for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)}
 
 
 class _Paused:
