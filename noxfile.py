@@ -6,6 +6,7 @@
     nox -s versions                     write ci/versions.toml into every distribution
     nox -s nightly                      every test with every card, and the wheels
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
+    nox -s bench-exec -- --json FILE    the host's share of a replayed step, on a device that computes nothing
     nox -s wheels-cpu                   wheels, constraints.txt and SHA256SUMS in dist/cpu/, installed and tried
 
 Every folder under `hardware/` brings its own `test-<name>`, `wheels-<name>` and `bench-<name>`. Sessions of one
@@ -90,6 +91,13 @@ def nightly(session: nox.Session) -> None:
         _pytest(env, folder, reports)
     _build_and_try_wheels(env, reports)
     _finish(session, "nightly")
+
+
+@nox.session(name="bench-exec", venv_backend="none")
+def bench_exec(session: nox.Session) -> None:
+    """Measure the host's share of a replayed step: `-- --json FILE` writes the figures."""
+    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
+    env.run("python", f"hardware/{DEFAULT_HARDWARE}/bench", "--only", "exec", *session.posargs)
 
 
 def define_hardware_sessions(hardware: str) -> None:

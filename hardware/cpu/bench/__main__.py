@@ -3,6 +3,7 @@
 Each section runs in a process of its own. Absolute figures are this machine's; only ratios within one run transfer.
 
 * boundary: one `execute` of the contract with an executor that computes nothing, beside a bare Python callable.
+* exec: the host's share of a replayed decode step on a null device: boundary, copy, plan, launch.
 * attention: this package's paged attention beside the reference's, same steps, same caches.
 * speed: SmolLM2 in bfloat16 through the C++ host beside `transformers`, in turn, same prompts, same threads.
 """
@@ -18,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SECTIONS = ("boundary", "attention", "speed")
+SECTIONS = ("boundary", "exec", "attention", "speed")
 HERE = Path(__file__).resolve().parent
 
 
