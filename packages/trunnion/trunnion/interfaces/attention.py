@@ -91,6 +91,8 @@ class StepInputs:
     counts: BatchCounts
     host: BatchTensors
     device: BatchTensors
+    in_full_graph: bool = False
+    """Groups run inside the graph: each of the device's requests, padding included, has `T / B` tokens."""
 
 
 class Group(ABC):

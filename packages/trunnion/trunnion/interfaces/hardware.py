@@ -15,7 +15,7 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import CausalLM
-from trunnion.interfaces.runner import Runner
+from trunnion.interfaces.runner import Mode, Runner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,19 @@ class Hardware(ABC):
     """Folder and `--hardware` name: `cpu`, `cuda`, `ascend`."""
     device_type: str
     """torch's device type."""
+    execution_modes: tuple[Mode, ...] = ()
+    """What `limited_to` takes. Empty where there is one way to execute a step."""
+
+    def limited_to(self, mode: Mode) -> Hardware:
+        """This package with runners that go no further than `mode`, so that tests can compare its ways of execution.
+
+        EAGER captures nothing, PIECEWISE makes no full graphs, FULL is what the package does by itself.
+
+        Raises:
+            ValueError: the package does not offer `mode`.
+        """
+        offered = ", ".join(offer.value for offer in self.execution_modes) or "none"
+        raise ValueError(f"hardware {self.name!r} cannot be limited to {mode.value!r}; it offers {offered}")
 
     def check_environment(self) -> Sequence[EnvironmentProblem]:
         """Versions, drivers and compilers this package needs; never raises."""

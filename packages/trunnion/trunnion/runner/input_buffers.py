@@ -22,7 +22,7 @@ from trunnion.contract import (
 )
 from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
-from trunnion.interfaces.runner import Bucket
+from trunnion.interfaces.runner import Bucket, Mode
 
 _ALIGNMENT = 16
 """int32 elements: fields start on 64-byte boundaries."""
@@ -306,7 +306,7 @@ class InputBuffers:
         lent.pad(counts, bucket)
         self._upload(lent, self.device_block, counts, bucket)
         device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits))
-        return StepInputs(counts, host, device)
+        return StepInputs(counts, host, device, bucket.mode is Mode.FULL)
 
     def logits(self, buffer_set: int, rows: int) -> torch.Tensor:
         """The set's output rows `[0, rows)`."""

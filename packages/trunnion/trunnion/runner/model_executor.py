@@ -79,13 +79,13 @@ class ModelExecutor:
         self._steps = 0
 
     @classmethod
-    def create(cls, config: ExecutorConfig) -> ModelExecutor:
-        """Load the model that `config` names.
+    def create(cls, config: ExecutorConfig, hardware: Hardware | None = None) -> ModelExecutor:
+        """Load the model that `config` names, on the package it names or on a given instance of that package.
 
         Raises:
             UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
         """
-        hardware = registry.hardware(config.hardware)
+        hardware = registry.hardware(config.hardware) if hardware is None else hardware
         problems = [problem for problem in hardware.check_environment() if problem.fatal]
         if problems:
             first = problems[0]
