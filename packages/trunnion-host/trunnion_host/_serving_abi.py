@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trunnion_host
-from trunnion_host._api import ABI_VERSION, CONTRACT_VERSION, CreateOptions, Limits
+from trunnion_host._api import ABI_VERSION, CONTRACT_VERSION, CreateOptions, ExecutorStats, Limits
 
 if TYPE_CHECKING:
     from trunnion_host.serving_types import HostConfig, SamplingParams
@@ -48,7 +48,16 @@ class HostOptions(ctypes.Structure):
         ("kv_blocks", c_int32),
         ("kv_bytes", c_int64),
         ("executor", CreateOptions),
+        ("worker_sockets", POINTER(c_int32)),
+        ("num_workers", c_int32),
+        ("worker_timeout_s", c_double),
     ]
+
+
+class WorkerOptions(ctypes.Structure):
+    """trn_worker_options"""
+
+    _fields_ = [("struct_size", c_uint32), ("socket", c_int32), ("executor", CreateOptions)]
 
 
 class HostSampling(ctypes.Structure):
@@ -114,6 +123,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trn_host_cancel": (c_int32, [c_void_p, c_uint64]),
     "trn_host_stats_json": (c_size_t, [c_void_p, c_char_p, c_size_t]),
     "trn_host_warm_up_report": (c_size_t, [c_void_p, c_char_p, c_size_t]),
+    "trn_host_get_worker_stats": (c_int32, [c_void_p, c_int32, POINTER(ExecutorStats)]),
+    "trn_worker_run": (c_int32, [POINTER(WorkerOptions), c_char_p, c_size_t]),
     "trn_host_reset_prefix_cache": (c_int32, [c_void_p]),
     "trn_host_shutdown": (None, [c_void_p]),
     "trn_host_close": (None, [c_void_p]),
@@ -138,9 +149,9 @@ def _ids(ids: Sequence[int]) -> ctypes.Array[c_int32]:
     return (c_int32 * len(ids))(*ids)
 
 
-def host_options(config: HostConfig) -> HostOptions:
-    """`config` as the C struct; it keeps the memory it points to alive."""
-    executor = CreateOptions(
+def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOptions:
+    """What the executor of one rank is created with; it keeps the memory it points to alive."""
+    return CreateOptions(
         struct_size=ctypes.sizeof(CreateOptions),
         abi_version=ABI_VERSION,
         contract_version=CONTRACT_VERSION,
@@ -148,8 +159,10 @@ def host_options(config: HostConfig) -> HostOptions:
         hardware=config.hardware.encode(),
         dtype=config.dtype.encode(),
         device_index=config.device_index,
-        tp_size=1,
-        show_progress=config.show_progress,
+        tp_rank=rank,
+        tp_size=config.tp_size,
+        tp_init_method=init_method.encode(),
+        show_progress=config.show_progress and rank == 0,
         limits=Limits(
             config.max_num_tokens,
             config.max_num_seqs,
@@ -158,6 +171,16 @@ def host_options(config: HostConfig) -> HostOptions:
             config.block_size,
         ),
     )
+
+
+def worker_options(config: HostConfig, rank: int, socket: int, init_method: str) -> WorkerOptions:
+    """A rank above 0 as the C struct; it keeps the memory it points to alive."""
+    executor = create_options(config, rank, init_method)
+    return WorkerOptions(struct_size=ctypes.sizeof(WorkerOptions), socket=socket, executor=executor)
+
+
+def host_options(config: HostConfig, worker_sockets: Sequence[int] = (), init_method: str = "") -> HostOptions:
+    """`config` as the C struct; it keeps the memory it points to alive."""
     return HostOptions(
         struct_size=ctypes.sizeof(HostOptions),
         queue_size=config.queue_size,
@@ -168,7 +191,10 @@ def host_options(config: HostConfig) -> HostOptions:
         num_groups=len(config.num_blocks),
         kv_blocks=config.kv_blocks,
         kv_bytes=config.kv_bytes,
-        executor=executor,
+        executor=create_options(config, 0, init_method),
+        worker_sockets=_ids(worker_sockets) if worker_sockets else None,
+        num_workers=len(worker_sockets),
+        worker_timeout_s=config.worker_timeout_s,
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from trunnion_host import _api
 from trunnion_host import _serving_abi as abi
 from trunnion_host.serving_types import (
     ClosedError,
@@ -22,6 +24,7 @@ from trunnion_host.serving_types import (
     Stats,
     UnknownRequestError,
 )
+from trunnion_host.worker_processes import END_SECONDS, WorkerProcesses
 
 __all__ = [
     "ClosedError",
@@ -60,8 +63,19 @@ class ServingHost:
         self._handle = ctypes.c_void_p()
         self._library = abi.load(library)
         self._logprobs: set[int] = set()
+        if config.tp_size < 1:
+            raise InvalidError(f"tp_size is {config.tp_size}, expected at least 1")
+        self._workers = WorkerProcesses(config, library)
+        try:
+            self._create(config)
+        except BaseException:
+            self._workers.end()
+            raise
+        self._workers.forget_rendezvous()
+
+    def _create(self, config: HostConfig) -> None:
         error = ctypes.create_string_buffer(2048)
-        options = abi.host_options(config)
+        options = abi.host_options(config, self._workers.sockets, self._workers.init_method)
         status = self._library.trn_host_create(ctypes.byref(options), ctypes.byref(self._handle), error, len(error))
         _check(status, error.value.decode(errors="replace"))
 
@@ -132,6 +146,15 @@ class ServingHost:
         facts: dict[str, Any] = json.loads(self._text(self._library.trn_host_stats_json))
         return facts
 
+    def worker_stats(self, rank: int) -> dict[str, Any]:
+        """What the executor of rank 1 ... `tp_size` - 1 counted, the fields of `trn_executor_stats`."""
+        figures = _api.ExecutorStats(struct_size=ctypes.sizeof(_api.ExecutorStats))
+        _check(
+            self._library.trn_host_get_worker_stats(self._handle, rank, ctypes.byref(figures)),
+            f"rank {rank} is none of the {len(self._workers.processes)} workers",
+        )
+        return {name: getattr(figures, name) for name, *_ in figures._fields_}
+
     def warm_up_report(self) -> dict[str, Any]:
         """What the executor's `warm_up` reported."""
         text = self._text(self._library.trn_host_warm_up_report)
@@ -144,8 +167,16 @@ class ServingHost:
 
     def close(self) -> None:
         """Cancel what runs and close the executor. Events that wait can still be read. May be called twice."""
-        if self._handle:
-            self._library.trn_host_shutdown(self._handle)
+        if not self._handle:
+            return
+        # Of a host that is dead the loop may wait for a worker that hangs.
+        patience = threading.Timer(END_SECONDS, self._workers.kill)
+        patience.daemon = True
+        if self._workers.processes:
+            patience.start()
+        self._library.trn_host_shutdown(self._handle)
+        patience.cancel()
+        self._workers.end()
 
     def __enter__(self) -> ServingHost:
         return self
@@ -161,6 +192,7 @@ class ServingHost:
         if handle:
             self._library.trn_host_close(handle)
             handle.value = None
+            self._workers.end()
 
     def _text(self, function: Any) -> str:
         text = ctypes.create_string_buffer(4096)

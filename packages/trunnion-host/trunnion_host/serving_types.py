@@ -38,6 +38,12 @@ class HostConfig:
     """`null` (no Python, for tests), `cpu`, ..."""
     dtype: str = "auto"
     device_index: int = 0
+    tp_size: int = 1
+    """Processes the model is cut over: this one and workers, which the host starts."""
+    threads: int = 0
+    """Threads that each worker computes with; 0 = OMP_NUM_THREADS, or an equal share of the CPUs."""
+    worker_timeout_s: float = 600.0
+    """Longest wait for a worker while starting; 0 = no limit."""
     max_num_tokens: int = 512
     max_num_seqs: int = 16
     max_model_len: int = 2048

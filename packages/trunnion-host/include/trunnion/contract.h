@@ -202,6 +202,9 @@ TRN_API trn_status trn_executor_execute(trn_executor *executor, const trn_forwar
                                         trn_forward_output *output);
 TRN_API trn_status trn_executor_wait(trn_executor *executor, uint64_t fence);
 
+/* Check a batch as execute does, and run nothing. With several ranks: validate, hand the batch to the others, execute. */
+TRN_API trn_status trn_executor_validate(trn_executor *executor, const trn_forward_batch *batch);
+
 typedef struct trn_executor_stats {
   uint32_t struct_size;
   uint32_t reserved;

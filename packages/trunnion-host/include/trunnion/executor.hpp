@@ -135,6 +135,9 @@ class Executor {
     return output;
   }
 
+  /// Throws Refused for a batch that execute would refuse; runs nothing.
+  void validate(const trn_forward_batch& batch) { check(trn_executor_validate(handle_, &batch)); }
+
   void wait(std::uint64_t fence) { check(trn_executor_wait(handle_, fence)); }
 
   trn_executor_stats stats() {

@@ -39,7 +39,10 @@ typedef struct trn_host_options {
   int32_t num_groups;            /* entries of num_blocks */
   int32_t kv_blocks;             /* blocks of every attention group, block 0 included; 0 = see kv_bytes */
   int64_t kv_bytes;              /* bytes for all caches; 0 = enough for max_num_seqs requests of max_model_len */
-  trn_create_options executor;
+  trn_create_options executor;   /* tp_rank 0; with tp_size above 1 the others are workers, see worker.h */
+  const int32_t *worker_sockets; /* connected to ranks 1, 2, ... tp_size - 1; taken over, also by a call that fails */
+  int32_t num_workers;           /* entries of worker_sockets: tp_size - 1 */
+  double worker_timeout_s;       /* longest wait for another rank while starting; 0 = no limit */
 } trn_host_options;
 
 /* Blocks until the model is loaded, the caches are allocated and warm_up has returned. */
@@ -133,6 +136,9 @@ TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats
 TRN_API size_t trn_host_stats_json(trn_host *host, char *text, size_t size);
 /* The report of warm_up, as JSON; the same rules. */
 TRN_API size_t trn_host_warm_up_report(trn_host *host, char *text, size_t size);
+
+/* What the executor of another rank counted, all steps so far included; rank is 1 ... tp_size - 1. */
+TRN_API trn_host_status trn_host_get_worker_stats(trn_host *host, int32_t rank, trn_executor_stats *stats);
 
 /* Forget every published block; requests that run keep theirs. Returns once it is done. */
 TRN_API trn_host_status trn_host_reset_prefix_cache(trn_host *host);

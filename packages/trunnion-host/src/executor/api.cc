@@ -121,6 +121,10 @@ trn_status trn_executor_wait(trn_executor* executor, uint64_t fence) {
   return guarded(executor, [&](auto& core) { core.wait(fence); });
 }
 
+trn_status trn_executor_validate(trn_executor* executor, const trn_forward_batch* batch) {
+  return guarded(executor, [&](auto& core) { core.validate(batch); });
+}
+
 trn_status trn_executor_get_stats(trn_executor* executor, trn_executor_stats* stats) {
   return guarded(executor, [&](auto& core) { core.stats(stats); });
 }

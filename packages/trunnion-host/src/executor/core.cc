@@ -139,21 +139,31 @@ void Core::execute(const trn_forward_batch* batch, trn_forward_output* output) {
   stats_.execute_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
-void Core::run(const trn_forward_batch& batch, trn_forward_output* output) {
+void Core::validate(const trn_forward_batch* batch) {
+  check_out(batch, "batch");
+  check(*batch);
+}
+
+const BatchView& Core::check(const trn_forward_batch& batch) {
   if (!warm_) refuse("kv_cache", "warm_up comes before execute");
   const std::int32_t index = batch.buffer_set;
   if (index < 0 || index >= kNumBufferSets) refuse("buffer_set", index, " is outside 0 ... ", kNumBufferSets - 1);
   if (set_fences_[index] > done_fence_) {
     refuse("buffer_set", index, " is in use until its fence ", set_fences_[index], " has been waited for");
   }
-  const BufferSet& set = backend_->buffer_set(index);
-  const BatchView& view = reader_.read(batch, set);
+  const BatchView& view = reader_.read(batch, backend_->buffer_set(index));
   validator_.check(view);
+  return view;
+}
+
+void Core::run(const trn_forward_batch& batch, trn_forward_output* output) {
+  const BatchView& view = check(batch);
+  const std::int32_t index = batch.buffer_set;
   stats_.copied_tensors += reader_.adopt();
   backend_->execute(index, view.counts);
   set_fences_[index] = ++last_fence_;
   output->num_logits = batch.num_logits;
-  output->logits = set.inputs.logits;
+  output->logits = backend_->buffer_set(index).inputs.logits;
   output->fence = last_fence_;
 }
 

@@ -29,6 +29,7 @@ class Core {
   void input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers);
   void execute(const trn_forward_batch* batch, trn_forward_output* output);
   void wait(std::uint64_t fence);
+  void validate(const trn_forward_batch* batch);
   void stats(trn_executor_stats* stats) const;
 
   /// The last error, or empty.
@@ -44,6 +45,8 @@ class Core {
     std::vector<trn_cache_tensor_spec> tensors;
   };
 
+  /// REFUSED, or where the values of the batch lie.
+  const BatchView& check(const trn_forward_batch& batch);
   void run(const trn_forward_batch& batch, trn_forward_output* output);
   void set_num_blocks(const std::vector<std::int32_t>& num_blocks);
 

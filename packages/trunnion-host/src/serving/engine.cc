@@ -29,8 +29,12 @@ Engine::Engine(const trn_host_options& options)
              inbox_.wake = true;
              inbox_changed_.notify_one();
            }),
+      workers_(distributed::take_sockets(options), options.worker_timeout_s,
+               [this](const std::string& reason) { die(reason); }),
       watchdog_(options.watchdog_s, [this] {
-        die("execute has not returned within watchdog_s = " + seconds_text(options_.watchdog_s) + " s");
+        const std::string silent = workers_.silent_ranks();
+        die("execute has not returned within watchdog_s = " + seconds_text(options_.watchdog_s) + " s" +
+            (silent.empty() ? "" : "; no answer from " + silent));
       }) {
   std::promise<void> ready;
   auto is_ready = ready.get_future();
@@ -48,7 +52,7 @@ Engine::~Engine() { shutdown(); }
 void Engine::run(std::promise<void>& ready) {
   std::unique_ptr<Worker> worker;
   try {
-    worker = std::make_unique<Worker>(options_, hub_, board_, watchdog_);
+    worker = std::make_unique<Worker>(options_, hub_, board_, watchdog_, workers_);
     warm_up_report_ = worker->warm_up_report();
     admission_ = &worker->admission();
     serving_ = true;
@@ -60,7 +64,7 @@ void Engine::run(std::promise<void>& ready) {
   try {
     serve(*worker);
   } catch (const std::exception& error) {
-    die(error.what());
+    die(workers_.explain(error.what()));
   }
   const std::lock_guard lock(inbox_mutex_);
   serving_ = false;

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "distributed/workers.h"
 #include "serving/event_queue.h"
 #include "serving/host_options.h"
 #include "serving/host_stats.h"
@@ -33,6 +34,7 @@ class Engine {
   void shutdown();
 
   HostStats stats() const { return board_.read(); }
+  distributed::Workers& workers() { return workers_; }
   const std::string& warm_up_report() const { return warm_up_report_; }
 
  private:
@@ -55,6 +57,7 @@ class Engine {
   const HostOptions options_;
   StatsBoard board_;
   EventHub hub_;
+  distributed::Workers workers_;
   Watchdog watchdog_;
   std::string warm_up_report_;
   const Admission* admission_ = nullptr;  // of the worker; read under inbox_mutex_

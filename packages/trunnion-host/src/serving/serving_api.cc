@@ -93,6 +93,12 @@ size_t trn_host_warm_up_report(trn_host* host, char* text, size_t size) {
   return write_text(host->engine.warm_up_report(), text, size);
 }
 
+trn_host_status trn_host_get_worker_stats(trn_host* host, int32_t rank, trn_executor_stats* stats) {
+  if (!has_size(stats) || rank < 1 || rank > host->engine.workers().count()) return TRN_HOST_INVALID;
+  *stats = host->engine.workers().stats(rank);
+  return TRN_HOST_OK;
+}
+
 trn_host_status trn_host_reset_prefix_cache(trn_host* host) { return host->engine.reset_prefix_cache(); }
 
 void trn_host_shutdown(trn_host* host) { host->engine.shutdown(); }

@@ -18,19 +18,20 @@ const char* off_reason(const HostOptions& options, const std::vector<CacheGroup>
 
 }  // namespace
 
-Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Watchdog& watchdog)
+Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Watchdog& watchdog,
+               distributed::Workers& workers)
     : options_(options),
       hub_(hub),
       board_(board),
       watchdog_(watchdog),
-      executor_(options.executor),
+      workers_(workers),
+      executor_(workers.create(options.executor)),
       model_info_(executor_.model_info()),
       sampler_(model_info_.vocab_size) {
   const auto specs = executor_.kv_cache_spec();
   const auto groups = read_groups(specs, options.executor.limits.max_model_len);
   const auto num_blocks = size_groups(groups, options);
-  executor_.allocate_kv_cache(num_blocks);
-  warm_up_report_ = executor_.warm_up();
+  warm_up_report_ = workers_.start(executor_, options.executor.limits, num_blocks);
   for (int32_t set = 0; set < model_info_.num_buffer_sets; ++set) buffers_.push_back(executor_.input_buffers(set));
 
   stats_.prefix_caching_off_reason = off_reason(options, groups);
@@ -95,7 +96,7 @@ Worker::Outcome Worker::execute(const trn_forward_batch& batch) {
   ++stats_.totals.steps;
   const Watchdog::Guard guard(watchdog_);
   try {
-    outcome.output = executor_.execute(batch);
+    outcome.output = workers_.execute(executor_, batch, buffers_[static_cast<size_t>(batch.buffer_set)]);
     executor_.wait(outcome.output->fence);
   } catch (const Refused& error) {
     outcome.refused = "the executor refused " + error.field() + ": " + error.what();

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "distributed/workers.h"
 #include "serving/admission.h"
 #include "serving/event_queue.h"
 #include "serving/host_options.h"
@@ -25,7 +26,9 @@ namespace trunnion::serving {
 class Worker {
  public:
   // Loads the model, allocates the caches, warms up. Throws trunnion::Error or std::invalid_argument.
-  Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Watchdog& watchdog);
+  Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Watchdog& watchdog,
+         distributed::Workers& workers);
+  ~Worker() { workers_.close(); }
 
   const Admission& admission() const { return *admission_; }
   const std::string& warm_up_report() const { return warm_up_report_; }
@@ -60,6 +63,7 @@ class Worker {
   EventHub& hub_;
   StatsBoard& board_;
   Watchdog& watchdog_;
+  distributed::Workers& workers_;
   Executor executor_;
   const trn_model_info model_info_;
   std::vector<trn_input_buffers> buffers_;

@@ -61,5 +61,8 @@ class BreakableCollectives(Collectives):
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         return self._breaks.call(BreakKind.COLLECTIVE, self._collectives.all_gather, x, dim)
 
+    def join(self) -> None:
+        self._collectives.join()
+
     def close(self) -> None:
         self._collectives.close()

@@ -19,6 +19,10 @@ class Collectives(ABC):
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Concatenate the ranks' tensors along `dim`; all have the same shape."""
 
+    def join(self) -> None:
+        """Meet the other ranks, all of which have loaded by then; a collective does it by itself if nobody has."""
+        return None
+
     def close(self) -> None:
         """Leave the group."""
         return None

@@ -187,6 +187,7 @@ class ModelExecutor:
             raise ValueError("bind_kv_cache or allocate_kv_cache comes before warm_up")
         report = WarmUpReport(on_reference={**self._groups.on_reference, **self._hardware.on_reference()})
         started = time.perf_counter()
+        self._parallel.collectives.join()
         self._runner.warm_up(report, self._inputs)
         report.seconds = time.perf_counter() - started
         return report

@@ -1,0 +1,106 @@
+#include "distributed/batch_codec.h"
+
+#include <algorithm>
+#include <array>
+
+namespace trunnion::distributed {
+namespace {
+
+// The order on the wire.
+constexpr std::array kCounts = {
+    &trn_forward_batch::buffer_set,    &trn_forward_batch::num_tokens,       &trn_forward_batch::num_reqs,
+    &trn_forward_batch::num_logits,    &trn_forward_batch::num_decodes,      &trn_forward_batch::decode_query_len,
+    &trn_forward_batch::max_query_len, &trn_forward_batch::max_seq_len,      &trn_forward_batch::lens_are_exact,
+};
+
+// Blocks of one row of a table: block 0 is never a request's, so the first 0 is the row's end.
+size_t row_length(const int32_t* row, int32_t width) { return static_cast<size_t>(std::find(row, row + width, 0) - row); }
+
+void check_count(int32_t value, int32_t limit, const char* name) {
+  if (value < 0 || value > limit) {
+    throw ProtocolError(std::string(name) + " " + std::to_string(value) + " is outside 0 ... " + std::to_string(limit));
+  }
+}
+
+}  // namespace
+
+void BatchCodec::encode(const trn_forward_batch& batch, const trn_input_buffers& from, Bytes& payload) const {
+  PayloadWriter writer(payload);
+  for (const auto count : kCounts) writer.put(batch.*count);
+  const auto num_tokens = static_cast<size_t>(batch.num_tokens);
+  const auto num_reqs = static_cast<size_t>(batch.num_reqs);
+  writer.put_array(from.input_ids, num_tokens);
+  writer.put_array(from.positions, num_tokens);
+  writer.put_array(from.query_start_loc, num_reqs + 1);
+  writer.put_array(from.seq_lens, num_reqs);
+  writer.put_array(from.logits_indices, static_cast<size_t>(batch.num_logits));
+  for (size_t g = 0; g < facts_.groups.size(); ++g) {
+    const trn_group_buffers& group = from.groups[g];
+    if (facts_.groups[g].recurrent) {
+      writer.put_array(group.state_indices, num_reqs);
+      writer.put_array(group.has_initial_state, num_reqs);
+      if (facts_.has_num_accepted) writer.put_array(group.num_accepted, num_reqs);
+      continue;
+    }
+    const int32_t width = facts_.groups[g].max_blocks_per_seq;
+    writer.put_array(group.slot_mapping, num_tokens);
+    writer.put_array(group.kv_start, num_reqs);
+    for (size_t b = 0; b < num_reqs; ++b) {
+      const int32_t* row = group.block_table + b * static_cast<size_t>(width);
+      writer.put_list(std::span(row, row_length(row, width)));
+    }
+    if (!facts_.has_csr) continue;
+    writer.put_array(group.kv_indptr, num_reqs + 1);
+    writer.put_array(group.kv_last_page_len, num_reqs);
+    writer.put_list(std::span(group.kv_indices, static_cast<size_t>(group.kv_indptr[num_reqs])));
+  }
+}
+
+trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
+                                     std::span<const trn_input_buffers> sets) const {
+  PayloadReader reader(payload);
+  trn_forward_batch batch = Executor::batch();
+  for (const auto count : kCounts) batch.*count = reader.take<int32_t>();
+  check_count(batch.buffer_set, static_cast<int32_t>(sets.size()) - 1, "buffer_set");
+  check_count(batch.num_tokens, facts_.limits.max_num_tokens, "num_tokens");
+  check_count(batch.num_reqs, facts_.limits.max_num_seqs, "num_reqs");
+  check_count(batch.num_logits, facts_.limits.max_logits_rows, "num_logits");
+  const trn_input_buffers& to = sets[static_cast<size_t>(batch.buffer_set)];
+  const auto num_tokens = static_cast<size_t>(batch.num_tokens);
+  const auto num_reqs = static_cast<size_t>(batch.num_reqs);
+  reader.take(to.input_ids, num_tokens);
+  reader.take(to.positions, num_tokens);
+  reader.take(to.query_start_loc, num_reqs + 1);
+  reader.take(to.seq_lens, num_reqs);
+  reader.take(to.logits_indices, static_cast<size_t>(batch.num_logits));
+  for (size_t g = 0; g < facts_.groups.size(); ++g) decode_group(reader, facts_.groups[g], to.groups[g], batch);
+  reader.expect_end();
+  return batch;
+}
+
+void BatchCodec::decode_group(PayloadReader& reader, const GroupFacts& group, const trn_group_buffers& to,
+                              const trn_forward_batch& batch) const {
+  const auto num_reqs = static_cast<size_t>(batch.num_reqs);
+  if (group.recurrent) {
+    reader.take(to.state_indices, num_reqs);
+    reader.take(to.has_initial_state, num_reqs);
+    if (facts_.has_num_accepted) reader.take(to.num_accepted, num_reqs);
+    return;
+  }
+  const int32_t width = group.max_blocks_per_seq;
+  reader.take(to.slot_mapping, static_cast<size_t>(batch.num_tokens));
+  reader.take(to.kv_start, num_reqs);
+  for (size_t b = 0; b < num_reqs; ++b) {
+    int32_t* row = to.block_table + b * static_cast<size_t>(width);
+    const int32_t length = reader.take_count(width, "a row of the block table");
+    reader.take(row, static_cast<size_t>(length));
+    std::fill(row + length, row + width, 0);
+  }
+  if (!facts_.has_csr) return;
+  reader.take(to.kv_indptr, num_reqs + 1);
+  reader.take(to.kv_last_page_len, num_reqs);
+  const int32_t num_indices = reader.take_count(int64_t{facts_.limits.max_num_seqs} * width, "kv_indices");
+  reader.take(to.kv_indices, static_cast<size_t>(num_indices));
+}
+
+}  // namespace trunnion::distributed
