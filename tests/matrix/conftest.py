@@ -17,6 +17,8 @@ from trunnion_models.card import Card
 from .bench import Bench, open_bench
 from .modes import MODES
 
+SERVED = "served"
+"""The mode of cases that run through the C++ host instead of the host double."""
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 """Dtypes of the matrix, and how test ids call them."""
 
@@ -55,7 +57,7 @@ def cases(hardware: str) -> list[Case]:
         Case(card, hardware, dtype, mode)
         for card in cards()
         for dtype in (SHORT if card.bf16 else ("float32",))
-        for mode in MODES
+        for mode in (*MODES, SERVED)
     ]
 
 
@@ -80,12 +82,11 @@ def unsupported(hardware: str) -> Mapping[str, str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
+    for name in {"case", "served_case"}.intersection(metafunc.fixturenames):
         hardware = load_hardware(str(metafunc.config.getoption("--hardware")))
         listed = unsupported(hardware)
-        metafunc.parametrize(
-            "case", [_parameter(case.card, case, case.name, listed, case.keys) for case in cases(hardware)]
-        )
+        chosen = [case for case in cases(hardware) if (case.mode == SERVED) == (name == "served_case")]
+        metafunc.parametrize(name, [_parameter(case.card, case, case.name, listed, case.keys) for case in chosen])
     if "card" in metafunc.fixturenames:
         metafunc.parametrize("card", [_parameter(card, card, card.name) for card in cards()])
 
