@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from trunnion.config import DTYPES, ExecutorConfig
+from trunnion import registry
+from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
+from trunnion.interfaces.runner import Mode
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_models.card import Card
 
-from .hf_reference import Reference, build_reference
+from .hf_reference import Reference
 from .host_double import HostDouble
 
 SEQUENCES_AT_ONCE = 4
@@ -37,13 +38,14 @@ class Bench:
         self.executor.close()
 
 
-def open_bench(card: Card, hardware: str, dtype: str, folder: Path) -> Bench:
-    """Build the checkpoint and the reference in `folder`, and load the checkpoint through an executor."""
-    return load_bench(card, hardware, dtype, build_reference(card, DTYPES[dtype], folder))
+def load_bench(
+    card: Card, hardware: str, dtype: str, reference: Reference, *, execution: Mode | None = None, **parallel: Any
+) -> Bench:
+    """Load the reference's checkpoint through an executor; `parallel` are the `tp_` fields of ExecutorConfig.
 
-
-def load_bench(card: Card, hardware: str, dtype: str, reference: Reference, **parallel: Any) -> Bench:
-    """Load the reference's checkpoint through an executor; `parallel` are the `tp_` fields of ExecutorConfig."""
+    With an `execution` the package goes no further than that.
+    """
+    package = registry.hardware(hardware)
     total = sum(card.seq_lens)
     limits = Limits(
         max_num_tokens=total,
@@ -53,7 +55,8 @@ def load_bench(card: Card, hardware: str, dtype: str, reference: Reference, **pa
         block_size=card.block_size,
     )
     executor = ModelExecutor.create(
-        ExecutorConfig(model=reference.folder, hardware=hardware, limits=limits, dtype=dtype, **parallel)
+        ExecutorConfig(model=reference.folder, hardware=hardware, limits=limits, dtype=dtype, **parallel),
+        package if execution is None else package.limited_to(execution),
     )
     num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
     return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor)

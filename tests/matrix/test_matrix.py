@@ -17,7 +17,7 @@ from .modes import MODES, NEEDS_SHARED_BLOCKS
 
 
 def test_logits_equal_the_reference(case: Case, benches: Benches) -> None:
-    bench = benches.open(case.card, case.hardware, case.dtype)
+    bench = benches.open(case)
     if case.mode in NEEDS_SHARED_BLOCKS and bench.host.has_recurrent:
         pytest.skip("a recurrent state holds one prefix only: there are no blocks to share")
     bench.host.reset(zlib.crc32(case.name.encode()))

@@ -1,0 +1,1 @@
+"""A hardware package that captures graphs on a simulated device; tests use it, nothing installs it."""

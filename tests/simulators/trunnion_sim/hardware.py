@@ -1,0 +1,66 @@
+"""The simulated package's entry: the reference, its groups fit for capture, and a runner that replays every step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from capture import SimulatedPool, SimulatedStream
+
+from trunnion.contract import Limits, MemoryProfile
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.model import Model
+from trunnion.interfaces.runner import Mode, Runner
+from trunnion.reference import ReferenceHardware
+from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion_sim.runner import GraphRunner
+
+
+class SimHardware(ReferenceHardware):
+    """A simulated device: its tensors are the CPU's, its graphs are lists of operators at fixed addresses.
+
+    Args:
+        mode: how far its runners go; see `Hardware.limited_to`.
+        decode_query_lens: tokens per request of steps with full graphs: 1, and 1 + k for drafts of k.
+    """
+
+    name = "sim"
+    device_type = "cpu"
+    execution_modes = (Mode.EAGER, Mode.PIECEWISE, Mode.FULL)
+
+    def __init__(self, mode: Mode = Mode.FULL, decode_query_lens: Sequence[int] = (1, 3)) -> None:
+        self.mode = mode
+        self.decode_query_lens = tuple(decode_query_lens)
+        self.stream = SimulatedStream()
+        self.pools: list[SimulatedPool] = []
+        """One per runner, in the order they were made."""
+
+    def limited_to(self, mode: Mode) -> SimHardware:
+        return SimHardware(mode, self.decode_query_lens)
+
+    def initialize(self, device_index: int) -> torch.device:
+        if device_index != 0:
+            raise ValueError(f"device_index {device_index} does not exist on 'sim'; choices: 0")
+        return torch.device("cpu")
+
+    def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
+        if isinstance(spec, AttentionSpec):
+            return CapturedAttentionGroup, None
+        return (CapturedMLAGroup if isinstance(spec, MLASpec) else CapturedRecurrentGroup), None
+
+    def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
+        if self.mode is Mode.EAGER:
+            return super().create_runner(model, groups, limits, breaks)
+        lengths = self.decode_query_lens if self.mode is Mode.FULL else ()
+        self.pools.append(SimulatedPool())
+        return GraphRunner(model, groups, limits, breaks, self.pools[-1], self.stream, lengths)
+
+    def memory_profile(self, model: Model, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+        """All graphs share one pool, in which a step takes no more than it takes outside."""
+        profile = super().memory_profile(model, max_num_tokens, max_logits_rows)
+        return dataclasses.replace(profile, graphs=profile.activations + profile.workspaces)
+
+
+HARDWARE = SimHardware
