@@ -12,9 +12,12 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from trunnion import registry
+from trunnion.config import DTYPES
+from trunnion.interfaces.runner import Mode
 from trunnion_models.card import Card
 
-from .bench import Bench, open_bench
+from .bench import Bench, load_bench
+from .hf_reference import Reference, build_reference
 from .modes import MODES
 
 SERVED = "served"
@@ -31,10 +34,13 @@ class Case:
     hardware: str
     dtype: str
     mode: str
+    execution: Mode | None = None
+    """How steps are executed, where the hardware has several ways."""
 
     @property
     def name(self) -> str:
-        return f"{self.card.name}-{self.hardware}-{SHORT[self.dtype]}-{self.mode}"
+        execution = "" if self.execution is None else f"-{self.execution.value}"
+        return f"{self.card.name}-{self.hardware}-{SHORT[self.dtype]}-{self.mode}{execution}"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -52,12 +58,14 @@ def cards() -> list[Card]:
 
 
 def cases(hardware: str) -> list[Case]:
-    """All cells, those of one card and dtype side by side."""
+    """All cells, those of one card, dtype and execution side by side. Hosts are served as the package executes."""
+    executions = registry.hardware(hardware).execution_modes or (None,)
+    ways = [*((mode, execution) for execution in executions for mode in MODES), (SERVED, None)]
     return [
-        Case(card, hardware, dtype, mode)
+        Case(card, hardware, dtype, mode, execution)
         for card in cards()
         for dtype in (SHORT if card.bf16 else ("float32",))
-        for mode in (*MODES, SERVED)
+        for mode, execution in ways
     ]
 
 
@@ -101,27 +109,34 @@ def _parameter(
 
 
 class Benches:
-    """The bench of the last case: cases of one card and dtype follow each other and share it."""
+    """The bench of the last case and its reference: cases that can share one follow each other."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
-        self._key: tuple[str, str, str] | None = None
-        self._bench: Bench | None = None
+        self._reference: tuple[tuple[str, str], Reference] | None = None
+        self._bench: tuple[tuple[str, str, str, Mode | None], Bench] | None = None
 
-    def open(self, card: Card, hardware: str, dtype: str) -> Bench:
-        """The bench of a card, its caches empty."""
-        if self._key != (card.name, hardware, dtype):
+    def open(self, case: Case) -> Bench:
+        """The bench of a case."""
+        key = (case.card.name, case.hardware, case.dtype, case.execution)
+        if self._bench is None or self._bench[0] != key:
             self.close()
-            self._bench = open_bench(card, hardware, dtype, self._folders.mktemp(card.name))
-            self._key = (card.name, hardware, dtype)
-        assert self._bench is not None, "opened above"
-        return self._bench
+            bench = load_bench(case.card, case.hardware, case.dtype, self._refer_to(case), execution=case.execution)
+            self._bench = key, bench
+        return self._bench[1]
 
     def close(self) -> None:
         """Close the last bench."""
         if self._bench is not None:
-            self._bench.close()
-        self._bench = self._key = None
+            self._bench[1].close()
+        self._bench = None
+
+    def _refer_to(self, case: Case) -> Reference:
+        key = (case.card.name, case.dtype)
+        if self._reference is None or self._reference[0] != key:
+            folder = self._folders.mktemp(case.card.name)
+            self._reference = key, build_reference(case.card, DTYPES[case.dtype], folder)
+        return self._reference[1]
 
 
 @pytest.fixture(scope="session")
