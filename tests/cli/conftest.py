@@ -127,8 +127,12 @@ class FakeHost:
         return {
             "steps": 3, "execute_calls": 3, "prefill_tokens": 20, "decode_tokens": 10, "prefill_seconds": 0.5,
             "decode_seconds": 0.25, "blocks_total": 9, "blocks_used": len(self.requests), "blocks_peak": 4,
-            "preemptions": 1,
+            "preemptions": 1, "replays": 2, "eager_steps": 1, "padded_tokens": 10, "plan_calls": 3,
+            "plan_seconds": 0.03, "python_seconds": 0.6, "gil_wait_seconds": 0.000006, "eager": {"too wide": 1},
         }  # fmt: skip
+
+    def warm_up_report(self) -> dict[str, Any]:
+        return {"captured": ["1 tokens"], "eager": {"mixed": "no graph"}, "on_reference": {"rms_norm": "no kernel"}}
 
     def close(self) -> None:
         self.closed = True

@@ -122,7 +122,21 @@ def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
 
 def test_stats_prints_every_counter(cli: Cli, model: Path) -> None:
     err = generate(cli, model, "Hi", "--stats").err
-    assert "prefill_seconds  0.5000" in err and len(err.splitlines()) == 11
+    facts = dict(line.split(maxsplit=1) for line in err.splitlines() if len(line.split()) == 2)
+    assert facts["prefill_seconds"] == "0.5000" and facts["replays"] == "2"
+    assert facts["gil_wait_us_per_step"] == "2.0000" and facts["plan_us_per_step"] == "10000.0000"
+    assert facts["bucket_waste_percent"] == "25.0000", "10 of 20 + 10 + 10 rows"
+
+
+def test_stats_prints_what_ran_slowly_and_why(cli: Cli, model: Path) -> None:
+    err = generate(cli, model, "Hi", "--stats").err.splitlines()
+    assert err[-4:-1] == [
+        "eager, 1 steps: too wide",
+        "may run eager, mixed: no graph",
+        "on the reference, rms_norm: no kernel",
+    ]
+    assert "2 replays, 1 eager" in err[-1]
+    assert "too wide" not in generate(cli, model, "Hi").err
 
 
 def test_interrupt_cancels_prints_what_there_is_and_exits_130(cli: Cli, model: Path) -> None:

@@ -128,10 +128,25 @@ static void print_end(host *h) {
     for (int i = 0; i < h->requests[r].num_tokens; ++i) printf(" %d", h->requests[r].tokens[i]);
     printf("\n");
   }
-  printf("stats executes=%llu refused=%llu failed=%llu gil_entries=%llu step_gil_entries=%llu copied_tensors=%llu\n",
+  printf("stats executes=%llu refused=%llu failed=%llu gil_entries=%llu step_gil_entries=%llu copied_tensors=%llu",
          (unsigned long long)stats.executes, (unsigned long long)stats.refused, (unsigned long long)stats.failed,
          (unsigned long long)stats.gil_entries, (unsigned long long)stats.step_gil_entries,
          (unsigned long long)stats.copied_tensors);
+  printf(" replays=%llu eager_steps=%llu padded_tokens=%llu plan_calls=%llu plan_ns=%.0f python_ns=%.0f",
+         (unsigned long long)stats.replays, (unsigned long long)stats.eager_steps,
+         (unsigned long long)stats.padded_tokens, (unsigned long long)stats.plan_calls, stats.plan_seconds * 1e9,
+         stats.python_seconds * 1e9);
+  printf(" last_step_in_order=%d\n", stats.last_gil_begin_ns <= stats.last_gil_end_ns &&
+                                          stats.last_gil_end_ns <= stats.last_python_begin_ns &&
+                                          stats.last_python_begin_ns <= stats.last_plan_begin_ns &&
+                                          stats.last_plan_begin_ns <= stats.last_plan_end_ns &&
+                                          stats.last_plan_end_ns <= stats.last_python_end_ns);
+  for (int i = 0; i < (int)stats.num_eager_reasons; ++i) {
+    const char *reason = NULL;
+    uint64_t steps = 0;
+    check(h, trn_executor_eager_reason(h->executor, i, &reason, &steps), "eager_reason");
+    printf("eager %llu %s\n", (unsigned long long)steps, reason);
+  }
 }
 
 static int serve(host *h) {

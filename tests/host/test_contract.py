@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trunnion.contract as contract
-from trunnion.runner import host_entry
+from trunnion.runner import host_entry, step_counters
 from trunnion_host import _api as api
 
 from .conftest import HOST_PACKAGE, REPOSITORY, tool
@@ -141,6 +141,15 @@ def test_counts_agree() -> None:
     backend = (HOST_PACKAGE / "src" / "executor" / "backend.h").read_text()
     (counts,) = re.findall(r"struct Counts \{\s*std::int64_t (.*?);", backend, flags=re.DOTALL)
     assert re.findall(r"\w+", counts) == documented
+
+
+def test_runner_counters_agree() -> None:
+    backend = (HOST_PACKAGE / "src" / "executor" / "backend.h").read_text()
+    (body,) = re.findall(r"struct RunnerCounters \{(.*?)\n\};", backend, flags=re.DOTALL)
+    (most,) = re.findall(r"kMaxReasons = (\d+);", body)
+    (fields,) = re.findall(r"^  std::int64_t (replays.*?);", body, flags=re.DOTALL | re.MULTILINE)
+    assert tuple(re.findall(r"\w+", fields)) == step_counters.FIELDS
+    assert int(most) == step_counters.MAX_REASONS
 
 
 def test_limits_outputs_and_profile_agree() -> None:

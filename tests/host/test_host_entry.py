@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from trunnion.errors import BatchRefused, ConfigError
+from trunnion.interfaces.runner import RunnerCounters
 from trunnion.runner.host_entry import FAILED, FATAL, REFUSED, classify, classify_creation
+from trunnion.runner.step_counters import FIELDS, MAX_REASONS, StepCounters
 
 
 def raised(error: BaseException) -> BaseException:
@@ -46,6 +50,41 @@ def test_creation(error: BaseException, status: int, line: str) -> None:
 )
 def test_steps(error: BaseException, status: int, field: str) -> None:
     assert classify(raised(error), several_ranks=False)[:2] == (status, field)
+
+
+def values(counters: StepCounters) -> list[int]:
+    """What lies at the address."""
+    return list((ctypes.c_int64 * (len(FIELDS) + MAX_REASONS)).from_address(counters.address))
+
+
+def test_step_counters_are_what_the_runner_counted() -> None:
+    runner = RunnerCounters(replays=3, plans=8, plan_seconds=0.25, last_plan=(1.5, 1.75), padded_tokens=5)
+    counters = StepCounters(runner)
+    assert values(counters) == [0] * (len(FIELDS) + MAX_REASONS)
+    runner.eager.update({"a": 2, "b": 1})
+    counters.write(100, 400)
+    counters.write(1000, 1700)
+    found = dict(zip(FIELDS, values(counters), strict=False))
+    assert found == {
+        "replays": 3, "eager_steps": 3, "padded_tokens": 5, "plan_calls": 8, "plan_ns": 250_000_000,
+        "python_ns": 1000, "last_python_begin_ns": 1000, "last_python_end_ns": 1700,
+        "last_plan_begin_ns": 1_500_000_000, "last_plan_end_ns": 1_750_000_000, "num_eager_reasons": 2,
+    }  # fmt: skip
+    assert values(counters)[len(FIELDS) :][:3] == [2, 1, 0]
+    assert counters.reasons() == ["a", "b"]
+
+
+def test_step_counters_hold_any_number_of_reasons() -> None:
+    runner = RunnerCounters()
+    counters = StepCounters(runner)
+    for number in range(MAX_REASONS + 5):
+        runner.eager[f"reason {number}"] += 1
+        counters.write(0, 0)
+    found = values(counters)
+    assert found[FIELDS.index("num_eager_reasons")] == len(counters.reasons()) == MAX_REASONS
+    assert found[len(FIELDS) :] == [1] * (MAX_REASONS - 1) + [6]
+    assert found[FIELDS.index("eager_steps")] == MAX_REASONS + 5
+    assert counters.reasons()[-1] == "other reasons"
 
 
 def test_a_failure_of_one_of_several_ranks_is_fatal() -> None:

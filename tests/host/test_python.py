@@ -152,6 +152,18 @@ def test_the_gil_is_taken_once_per_step(clean: HostRun) -> None:
     assert stats["copied_tensors"] == 0
 
 
+def test_the_runner_s_counters_reach_the_host(clean: HostRun, embedded: Host) -> None:
+    """Every step is a replay or eager with its reason, and plans its groups once."""
+    stats = clean.stats
+    assert stats["replays"] == stats["executes"] == stats["plan_calls"] and stats["eager_steps"] == 0
+    assert stats["padded_tokens"] > 0 and clean.of("eager") == []
+    assert 0 < stats["plan_ns"] < stats["python_ns"] and stats["last_step_in_order"] == 1
+    empty = embedded("--mode", "faults")
+    steps = empty.stats["eager_steps"]
+    assert empty.of("eager") == [[str(steps), "no", "tokens"]]
+    assert steps > 0 and empty.stats["replays"] + steps == empty.stats["executes"]
+
+
 def test_every_contract_fault_is_refused_by_name(host: Host, clean: HostRun) -> None:
     faulty = host("--mode", "faults")
     assert served(faulty) == served(clean)

@@ -204,10 +204,15 @@ TEST(stats_json_says_the_same) {
   for (const std::string& part :
        {"\"steps\": " + std::to_string(stats.steps), "\"execute_calls\": " + std::to_string(stats.execute_calls),
         "\"blocks_total\": " + std::to_string(stats.blocks_total), std::string("\"kind\": \"recurrent\""),
-        std::string("\"prefix_caching\": false"), std::string("one state per request")}) {
+        std::string("\"prefix_caching\": false"), std::string("one state per request"),
+        std::string("\"eager\": {\"odd \\\"reason\\\"\": 2, \"even\": 2}")}) {
     if (json.find(part) == std::string::npos) CHECK_EQ(json, part);
   }
   CHECK_EQ(stats.prefill_tokens, 3u);
   CHECK_EQ(stats.decode_tokens, 11u);
   CHECK_EQ(stats.output_tokens, 12u);
+  CHECK_EQ(stats.steps, 12u);
+  CHECK_EQ(stats.replays, 8u);
+  CHECK_EQ(stats.eager_steps, 4u);
+  CHECK_EQ(stats.padded_tokens, 7u);
 }

@@ -221,6 +221,19 @@ class ExecutorStats(ctypes.Structure):
         ("copied_tensors", c_uint64),
         ("execute_seconds", c_double),
         ("gil_wait_seconds", c_double),
+        ("replays", c_uint64),
+        ("eager_steps", c_uint64),
+        ("padded_tokens", c_uint64),
+        ("plan_calls", c_uint64),
+        ("plan_seconds", c_double),
+        ("python_seconds", c_double),
+        ("num_eager_reasons", c_uint64),
+        ("last_gil_begin_ns", c_int64),
+        ("last_gil_end_ns", c_int64),
+        ("last_python_begin_ns", c_int64),
+        ("last_python_end_ns", c_int64),
+        ("last_plan_begin_ns", c_int64),
+        ("last_plan_end_ns", c_int64),
     ]
 
 

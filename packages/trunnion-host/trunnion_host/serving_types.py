@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -150,4 +150,14 @@ class Stats:
     step_gil_entries: int
     gil_wait_seconds: float
     execute_seconds: float
+    replays: int
+    eager_steps: int
+    padded_tokens: int
+    """Rows computed beyond the steps' own."""
+    plan_calls: int
+    plan_seconds: float
+    python_seconds: float
+    """In Python, plans included, the wait for the GIL not."""
+    eager: Mapping[str, int]
+    """Reason -> steps that ran the model's Python."""
     groups: tuple[GroupStats, ...]

@@ -215,8 +215,26 @@ typedef struct trn_executor_stats {
   uint64_t copied_tensors;   /* batch tensors that were not the lent buffers */
   double execute_seconds;    /* inside execute, Python included */
   double gil_wait_seconds;   /* waiting for the GIL inside execute */
+  /* What the executor's runner says; 0 where there is none. No call enters Python for it. */
+  uint64_t replays;       /* executes that ran no Python of the model */
+  uint64_t eager_steps;   /* executes that did; trn_executor_eager_reason says why */
+  uint64_t padded_tokens; /* rows computed beyond the steps' own */
+  uint64_t plan_calls;    /* attention groups planned: groups x executes */
+  double plan_seconds;
+  double python_seconds;      /* in Python, plans included, the wait for the GIL not */
+  uint64_t num_eager_reasons; /* seen so far */
+  /* Of the last execute, in nanoseconds of CLOCK_MONOTONIC; 0 = unknown. */
+  int64_t last_gil_begin_ns, last_gil_end_ns;
+  int64_t last_python_begin_ns, last_python_end_ns;
+  int64_t last_plan_begin_ns, last_plan_end_ns;
 } trn_executor_stats;
+/* A struct of an older host, which ends with gil_wait_seconds or later, is filled as far as it goes. */
 TRN_API trn_status trn_executor_get_stats(trn_executor *executor, trn_executor_stats *stats);
+
+/* Why steps ran eager: reason `index` in order of appearance, and its steps so far. Enters Python for a reason that is
+ * asked for the first time. The text stays valid until close. */
+TRN_API trn_status trn_executor_eager_reason(trn_executor *executor, int32_t index, const char **reason,
+                                             uint64_t *steps);
 
 /* Drops Python references under the GIL, then the thread state. NULL is allowed. */
 TRN_API void trn_executor_close(trn_executor *executor);

@@ -146,6 +146,14 @@ class Executor {
     return stats;
   }
 
+  /// Why steps ran eager, in order of appearance: reason and steps. `num_eager_reasons` of `stats()` says how many.
+  std::pair<std::string, std::uint64_t> eager_reason(std::int32_t index) {
+    const char* reason = nullptr;
+    std::uint64_t steps = 0;
+    check(trn_executor_eager_reason(handle_, index, &reason, &steps));
+    return {reason, steps};
+  }
+
   void close() noexcept { trn_executor_close(std::exchange(handle_, nullptr)); }
 
   trn_executor* handle() const noexcept { return handle_; }

@@ -129,6 +129,10 @@ typedef struct trn_host_stats {
   int32_t running, waiting;
   uint64_t gil_entries, step_gil_entries;
   double gil_wait_seconds, execute_seconds;
+  uint64_t replays, eager_steps;                    /* without and with Python of the model; why: in the JSON */
+  uint64_t padded_tokens;                           /* rows computed beyond the steps' own */
+  uint64_t plan_calls;
+  double plan_seconds, python_seconds;              /* python_seconds: in Python, plans included */
 } trn_host_stats;
 TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);
 

@@ -129,6 +129,10 @@ trn_status trn_executor_get_stats(trn_executor* executor, trn_executor_stats* st
   return guarded(executor, [&](auto& core) { core.stats(stats); });
 }
 
+trn_status trn_executor_eager_reason(trn_executor* executor, int32_t index, const char** reason, uint64_t* steps) {
+  return guarded(executor, [&](auto& core) { core.eager_reason(index, reason, steps); });
+}
+
 void trn_executor_close(trn_executor* executor) {
   if (executor == nullptr) return;
   // Another thread or a forked child must not run the destructor: leaking is the lesser harm.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "status.h"
 #include "trunnion/contract.h"
 
 namespace trunnion::executor {
@@ -56,6 +57,15 @@ struct GilStats {
   std::uint64_t entries = 0;
   std::uint64_t step_entries = 0;
   double step_wait_seconds = 0;
+  std::int64_t last_begin_ns = 0, last_end_ns = 0;  // of the last step's wait
+};
+
+/// What a Python runner counts, written by host_entry.StepCounters after each step; times in nanoseconds.
+struct RunnerCounters {
+  static constexpr std::int64_t kMaxReasons = 16;
+  std::int64_t replays, eager_steps, padded_tokens, plan_calls, plan_ns, python_ns, last_python_begin_ns,
+      last_python_end_ns, last_plan_begin_ns, last_plan_end_ns, num_eager_reasons;
+  std::int64_t eager[kMaxReasons];  // steps, by reason
 };
 
 /// Errors are StatusError. Arguments have been validated by the caller.
@@ -72,6 +82,12 @@ class Backend {
   virtual void execute(std::int32_t index, const Counts& counts) = 0;
   virtual void wait(std::uint64_t fence) = 0;
   virtual GilStats gil_stats() const { return {}; }
+  virtual const RunnerCounters& runner_counters() const {
+    static constexpr RunnerCounters kNone{};
+    return kNone;
+  }
+  /// The text of reason `index`, below num_eager_reasons.
+  virtual const std::string& eager_reason(std::int32_t) { throw StatusError(TRN_FAILED, "", "has no reasons"); }
 };
 
 inline constexpr std::int32_t kNumBufferSets = 2;

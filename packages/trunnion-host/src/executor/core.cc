@@ -3,7 +3,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstring>
 
 #include "cache_binding.h"
 #include "create_options.h"
@@ -13,10 +16,10 @@ namespace trunnion::executor {
 namespace {
 
 template <typename Struct>
-void check_out(const Struct* out, const char* name) {
+void check_out(const Struct* out, const char* name, std::size_t least = sizeof(Struct)) {
   if (out == nullptr) refuse(name, "is NULL");
-  if (out->struct_size < sizeof(Struct)) {
-    refuse("struct_size", out->struct_size, " of ", name, " is below ", sizeof(Struct), ": the host is older, or left it 0");
+  if (out->struct_size < least) {
+    refuse("struct_size", out->struct_size, " of ", name, " is below ", least, ": the host is older, or left it 0");
   }
 }
 
@@ -176,14 +179,38 @@ void Core::wait(std::uint64_t fence) {
 }
 
 void Core::stats(trn_executor_stats* stats) const {
-  check_out(stats, "stats");
-  const std::uint32_t size = stats->struct_size;
-  *stats = stats_;
-  stats->struct_size = size;
+  check_out(stats, "stats", offsetof(trn_executor_stats, replays));
+  trn_executor_stats all = stats_;
+  all.struct_size = stats->struct_size;
   const GilStats gil = backend_->gil_stats();
-  stats->gil_entries = gil.entries;
-  stats->step_gil_entries = gil.step_entries;
-  stats->gil_wait_seconds = gil.step_wait_seconds;
+  all.gil_entries = gil.entries;
+  all.step_gil_entries = gil.step_entries;
+  all.gil_wait_seconds = gil.step_wait_seconds;
+  all.last_gil_begin_ns = gil.last_begin_ns;
+  all.last_gil_end_ns = gil.last_end_ns;
+  const RunnerCounters& runner = backend_->runner_counters();
+  all.replays = static_cast<std::uint64_t>(runner.replays);
+  all.eager_steps = static_cast<std::uint64_t>(runner.eager_steps);
+  all.padded_tokens = static_cast<std::uint64_t>(runner.padded_tokens);
+  all.plan_calls = static_cast<std::uint64_t>(runner.plan_calls);
+  all.plan_seconds = static_cast<double>(runner.plan_ns) * 1e-9;
+  all.python_seconds = static_cast<double>(runner.python_ns) * 1e-9;
+  all.num_eager_reasons = static_cast<std::uint64_t>(runner.num_eager_reasons);
+  all.last_python_begin_ns = runner.last_python_begin_ns;
+  all.last_python_end_ns = runner.last_python_end_ns;
+  all.last_plan_begin_ns = runner.last_plan_begin_ns;
+  all.last_plan_end_ns = runner.last_plan_end_ns;
+  std::memcpy(stats, &all, std::min<std::size_t>(all.struct_size, sizeof all));
+}
+
+void Core::eager_reason(std::int32_t index, const char** reason, std::uint64_t* steps) {
+  if (reason == nullptr || steps == nullptr) refuse("reason", "or steps is NULL");
+  const RunnerCounters& runner = backend_->runner_counters();
+  if (index < 0 || index >= runner.num_eager_reasons) {
+    refuse("index", index, " is not below the ", runner.num_eager_reasons, " reasons seen so far");
+  }
+  *reason = backend_->eager_reason(index).c_str();
+  *steps = static_cast<std::uint64_t>(runner.eager[index]);
 }
 
 }  // namespace trunnion::executor

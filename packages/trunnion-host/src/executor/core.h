@@ -31,6 +31,7 @@ class Core {
   void wait(std::uint64_t fence);
   void validate(const trn_forward_batch* batch);
   void stats(trn_executor_stats* stats) const;
+  void eager_reason(std::int32_t index, const char** reason, std::uint64_t* steps);
 
   /// The last error, or empty.
   std::string error;

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <type_traits>
 #include <utility>
@@ -42,6 +43,12 @@ class PythonBackend final : public Backend {
   const Description& description() const override { return description_; }
   const BufferSet& buffer_set(std::int32_t index) override { return sets_[index]; }
   GilStats gil_stats() const override { return gil_stats_; }
+  const RunnerCounters& runner_counters() const override { return *runner_counters_; }
+
+  const std::string& eager_reason(std::int32_t index) override {
+    if (static_cast<std::size_t>(index) >= reasons_.size()) read_reasons();
+    return reasons_.at(static_cast<std::size_t>(index));
+  }
 
   void allocate_kv_cache(const std::vector<std::int32_t>& num_blocks) override {
     const GilScope gil(gil_stats_, Entry::kOther);
@@ -111,6 +118,8 @@ class PythonBackend final : public Backend {
     Ref executor = checked(PyObject_CallFunctionObjArgs(create.get(), arguments.get(), nullptr), judge.get());
     Ref facts = checked(PyObject_CallMethod(executor.get(), "describe", nullptr), judge.get());
     description_ = read_description({facts.get()});
+    runner_counters_ = Reader{facts.get()}.pointer<const RunnerCounters*>("counters");
+    if (runner_counters_ == nullptr) throw StatusError(TRN_FATAL, "", "host_entry does not say counters");
     Ref steps[kNumBufferSets];
     for (int i = 0; i < kNumBufferSets; ++i) {
       const Ref addresses = checked(PyObject_CallMethod(executor.get(), "addresses", "i", i), judge.get());
@@ -121,6 +130,14 @@ class PythonBackend final : public Backend {
     classify_ = checked(PyObject_GetAttrString(executor.get(), "classify"), judge.get()).release();
     for (int i = 0; i < kNumBufferSets; ++i) steps_[i] = steps[i].release();
     executor_ = executor.release();
+  }
+
+  void read_reasons() {
+    const GilScope gil(gil_stats_, Entry::kOther);
+    const Ref list = call("eager_reasons", nullptr);
+    for (Py_ssize_t i = static_cast<Py_ssize_t>(reasons_.size()); i < PyList_Size(list.get()); ++i) {
+      reasons_.push_back(text_of(PyList_GetItem(list.get(), i)));
+    }
   }
 
   /// Call a method with one argument, or none.
@@ -142,6 +159,9 @@ class PythonBackend final : public Backend {
   PyObject* classify_ = nullptr;
   PyObject* steps_[kNumBufferSets] = {};
   Counts* counts_[kNumBufferSets] = {};
+  const RunnerCounters* runner_counters_ = nullptr;
+  /// A deque, so that texts handed out stay where they are.
+  std::deque<std::string> reasons_;
   BufferSet sets_[kNumBufferSets];
   Description description_;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -40,15 +41,22 @@ class GilScope {
       return;
     }
     ++stats.step_entries;
-    const auto started = std::chrono::steady_clock::now();
+    stats.last_begin_ns = now_ns();
     state_ = PyGILState_Ensure();
-    stats.step_wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    stats.last_end_ns = now_ns();
+    stats.step_wait_seconds += static_cast<double>(stats.last_end_ns - stats.last_begin_ns) * 1e-9;
   }
   ~GilScope() { PyGILState_Release(state_); }
   GilScope(const GilScope&) = delete;
   GilScope& operator=(const GilScope&) = delete;
 
  private:
+  // CLOCK_MONOTONIC, as is Python's perf_counter.
+  static std::int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
   PyGILState_STATE state_;
 };
 

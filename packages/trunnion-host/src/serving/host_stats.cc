@@ -16,6 +16,16 @@ const char* kind_name(trn_cache_kind kind) {
   return "unknown";
 }
 
+// Between quotes in JSON.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out;
+}
+
 }  // namespace
 
 void HostStats::read(const KvCache& cache) {
@@ -29,6 +39,24 @@ void HostStats::read(const KvCache& cache) {
     totals.blocks_cached += groups[g].blocks_cached;
     totals.blocks_peak += groups[g].blocks_peak;
   }
+}
+
+void HostStats::read(Executor& executor) {
+  const trn_executor_stats figures = executor.stats();
+  totals.execute_calls = figures.executes + figures.refused + figures.failed;
+  totals.gil_entries = figures.gil_entries;
+  totals.step_gil_entries = figures.step_gil_entries;
+  totals.gil_wait_seconds = figures.gil_wait_seconds;
+  totals.execute_seconds = figures.execute_seconds;
+  totals.replays = figures.replays;
+  totals.padded_tokens = figures.padded_tokens;
+  totals.plan_calls = figures.plan_calls;
+  totals.plan_seconds = figures.plan_seconds;
+  totals.python_seconds = figures.python_seconds;
+  if (totals.eager_steps == figures.eager_steps) return;
+  totals.eager_steps = figures.eager_steps;
+  eager.resize(figures.num_eager_reasons);
+  for (size_t i = 0; i < eager.size(); ++i) eager[i] = executor.eager_reason(static_cast<int32_t>(i));
 }
 
 std::string HostStats::to_json() const {
@@ -49,7 +77,14 @@ std::string HostStats::to_json() const {
        << ", \"waiting\": " << totals.waiting << ", \"gil_entries\": " << totals.gil_entries
        << ", \"step_gil_entries\": " << totals.step_gil_entries
        << ", \"gil_wait_seconds\": " << totals.gil_wait_seconds
-       << ", \"execute_seconds\": " << totals.execute_seconds << ", \"groups\": [";
+       << ", \"execute_seconds\": " << totals.execute_seconds << ", \"replays\": " << totals.replays
+       << ", \"eager_steps\": " << totals.eager_steps << ", \"padded_tokens\": " << totals.padded_tokens
+       << ", \"plan_calls\": " << totals.plan_calls << ", \"plan_seconds\": " << totals.plan_seconds
+       << ", \"python_seconds\": " << totals.python_seconds << ", \"eager\": {";
+  for (size_t i = 0; i < eager.size(); ++i) {
+    json << (i == 0 ? "" : ", ") << '"' << escaped(eager[i].first) << "\": " << eager[i].second;
+  }
+  json << "}, \"groups\": [";
   for (size_t g = 0; g < groups.size(); ++g) {
     json << (g == 0 ? "" : ", ") << "{\"kind\": \"" << kind_name(groups[g].kind)
          << "\", \"blocks_total\": " << groups[g].blocks_total << ", \"blocks_used\": " << groups[g].blocks_used

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "serving/kv_cache.h"
+#include "trunnion/executor.hpp"
 #include "trunnion/serving.h"
 
 namespace trunnion::serving {
@@ -20,9 +22,12 @@ struct HostStats {
   trn_host_stats totals{};
   std::vector<GroupStats> groups;
   std::string prefix_caching_off_reason;  // "" when it is on
+  std::vector<std::pair<std::string, uint64_t>> eager;  // reason, steps
 
   // Read the pools' figures.
   void read(const KvCache& cache);
+  // Read what the executor counts; on its thread.
+  void read(Executor& executor);
   std::string to_json() const;
 };
 

@@ -170,13 +170,8 @@ void Worker::finish(Request& request, int32_t reason, const std::string& error, 
 }
 
 void Worker::flush() {
-  const trn_executor_stats executor = executor_.stats();
+  stats_.read(executor_);
   trn_host_stats& totals = stats_.totals;
-  totals.execute_calls = executor.executes + executor.refused + executor.failed;
-  totals.gil_entries = executor.gil_entries;
-  totals.step_gil_entries = executor.step_gil_entries;
-  totals.gil_wait_seconds = executor.gil_wait_seconds;
-  totals.execute_seconds = executor.execute_seconds;
   totals.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
   totals.preemptions = scheduler_->num_preemptions();
   totals.running = static_cast<int32_t>(scheduler_->running().size());

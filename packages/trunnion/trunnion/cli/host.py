@@ -62,7 +62,11 @@ class Host(Protocol):
         ...
 
     def stats(self) -> Mapping[str, Any]:
-        """The fields of `trn_host_stats`."""
+        """The fields of `trn_host_stats`, and `eager`: reason -> steps."""
+        ...
+
+    def warm_up_report(self) -> Mapping[str, Any]:
+        """What will run eager or on the reference: `WarmUpReport`."""
         ...
 
     def close(self) -> None:

@@ -105,6 +105,9 @@ class _Serving:
     def stats(self) -> Mapping[str, Any]:
         return self._host.stats_dict()
 
+    def warm_up_report(self) -> Mapping[str, Any]:
+        return self._host.warm_up_report()
+
     def close(self) -> None:
         self._host.close()
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trunnion.cli.answers import Answer, default_interrupt
-from trunnion.cli.figures import figures_line, figures_table
+from trunnion.cli.figures import figures_line, figures_table, slow_paths
 from trunnion.cli.host import Host, HostOptions, Sampling
 from trunnion.cli.messages import UsageProblem, note
 from trunnion.cli.sampling_options import BLOCK_SIZE, SamplingOptions, resolve_max_model_len
 from trunnion.cli.threads import default_threads
 from trunnion.config import DTYPES
 from trunnion.contract import Limits
+from trunnion.ops.registry import declined
 from trunnion.registry import hardware_names
 from trunnion.text.model_text import ModelText, load_model_text, resolve_model
 from trunnion.text.stop_strings import StopStrings
@@ -68,6 +69,8 @@ class Session:
         stats = self.host.stats()
         if table:
             print(figures_table(stats), file=sys.stderr)
+            for line in slow_paths(stats, self.host.warm_up_report(), declined()):
+                note(line)
         note(figures_line(stats))
 
 

@@ -63,6 +63,8 @@ class RunnerCounters:
     plans: int = 0
     """Calls of a group's `plan`."""
     plan_seconds: float = 0.0
+    last_plan: tuple[float, float] = (0.0, 0.0)
+    """Begin and end of the last step's plans, `time.perf_counter`."""
     padded_tokens: int = 0
     """Rows computed beyond the steps' own."""
 
@@ -107,7 +109,9 @@ class Runner(ABC):
         for group in self.groups:
             group.plan(step)
         self.counters.plans += len(self.groups)
-        self.counters.plan_seconds += time.perf_counter() - started
+        ended = time.perf_counter()
+        self.counters.plan_seconds += ended - started
+        self.counters.last_plan = (started, ended)
 
     def close(self) -> None:
         """Drop captured graphs and buffers."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from trunnion.config import ExecutorConfig
 from trunnion.contract import CONTRACT_VERSION, CacheGroupSpec, CacheKind, CacheTensorSpec, LayerCaches, Limits
 from trunnion.errors import BatchRefused, TrunnionError
 from trunnion.runner.model_executor import ModelExecutor
+from trunnion.runner.step_counters import StepCounters
 
 # trn_status of trunnion/contract.h
 REFUSED, FAILED, FATAL = 1, 2, 3
@@ -64,6 +65,7 @@ class HostedExecutor:
         self._executor = executor
         self._spec = executor.kv_cache_spec()
         self._tp_size = executor.config.tp_size
+        self._counters = StepCounters(executor.counters)
 
     def describe(self) -> dict[str, Any]:
         """Facts that do not change, named as in backend.h."""
@@ -81,6 +83,7 @@ class HostedExecutor:
             "activations": profile.activations,
             "graphs": profile.graphs,
             "workspaces": profile.workspaces,
+            "counters": self._counters.address,
             "groups": [_describe_group(group) for group in self._spec.groups],
         }
 
@@ -95,7 +98,20 @@ class HostedExecutor:
 
     def step(self, buffer_set: int) -> Callable[[], object]:
         """The callable of every step on one set; the counts lie in the set's `counts`."""
-        return functools.partial(self._executor.execute_set, buffer_set)
+        execute, clock, write = self._executor.execute_set, time.perf_counter_ns, self._counters.write
+
+        def run() -> None:
+            begin = clock()
+            try:
+                execute(buffer_set)
+            finally:
+                write(begin, clock())
+
+        return run
+
+    def eager_reasons(self) -> list[str]:
+        """Why steps ran eager, in the order of their counts at `counters`."""
+        return self._counters.reasons()
 
     def allocate_kv_cache(self, num_blocks: Sequence[int]) -> None:
         """As `ModelExecutor.allocate_kv_cache`."""
