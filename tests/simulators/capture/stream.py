@@ -25,15 +25,24 @@ class SimulatedStream:
             return
         self._queue.append(work)
 
-    def record(self) -> int:
-        """A mark behind everything launched so far."""
-        return self._launched
-
-    def is_done(self, mark: int) -> bool:
-        return self._done >= mark
+    def record(self) -> SimulatedFence:
+        """A fence behind everything launched so far."""
+        return SimulatedFence(self, self._launched)
 
     def wait(self, mark: int) -> None:
-        """Run everything before `mark`."""
+        """Run the first `mark` pieces of work that were ever launched."""
         while self._done < mark:
             self._done += 1
             self._queue.pop(0)()
+
+
+class SimulatedFence:
+    """A mark in a stream."""
+
+    def __init__(self, stream: SimulatedStream, mark: int) -> None:
+        self._stream = stream
+        self._mark = mark
+
+    def wait(self) -> None:
+        """Run everything before the mark."""
+        self._stream.wait(self._mark)

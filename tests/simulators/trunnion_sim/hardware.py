@@ -11,6 +11,7 @@ from capture import SimulatedPool, SimulatedStream
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.hardware import Fence
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.reference import ReferenceHardware
@@ -24,21 +25,24 @@ class SimHardware(ReferenceHardware):
     Args:
         mode: how far its runners go; see `Hardware.limited_to`.
         decode_query_lens: tokens per request of steps with full graphs: 1, and 1 + k for drafts of k.
+        late: graphs run when somebody waits for them, not when they are launched.
     """
 
     name = "sim"
     device_type = "cpu"
     execution_modes = (Mode.EAGER, Mode.PIECEWISE, Mode.FULL)
 
-    def __init__(self, mode: Mode = Mode.FULL, decode_query_lens: Sequence[int] = (1, 3)) -> None:
+    def __init__(
+        self, mode: Mode = Mode.FULL, decode_query_lens: Sequence[int] = (1, 3), *, late: bool = False
+    ) -> None:
         self.mode = mode
         self.decode_query_lens = tuple(decode_query_lens)
-        self.stream = SimulatedStream()
+        self.stream = SimulatedStream(late=late)
         self.pools: list[SimulatedPool] = []
         """One per runner, in the order they were made."""
 
     def limited_to(self, mode: Mode) -> SimHardware:
-        return SimHardware(mode, self.decode_query_lens)
+        return SimHardware(mode, self.decode_query_lens, late=self.stream.late)
 
     def initialize(self, device_index: int) -> torch.device:
         if device_index != 0:
@@ -56,6 +60,9 @@ class SimHardware(ReferenceHardware):
         lengths = self.decode_query_lens if self.mode is Mode.FULL else ()
         self.pools.append(SimulatedPool())
         return GraphRunner(model, groups, limits, breaks, self.pools[-1], self.stream, lengths)
+
+    def record_fence(self, buffer_set: int) -> Fence | None:
+        return self.stream.record() if self.stream.late else None
 
     def memory_profile(self, model: Model, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
         """All graphs share one pool, in which a step takes no more than it takes outside."""

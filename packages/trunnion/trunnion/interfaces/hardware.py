@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +26,14 @@ class EnvironmentProblem:
     found: str
     needed: str
     fatal: bool
+
+
+class Fence(Protocol):
+    """A mark behind work that was enqueued on the executor's stream."""
+
+    def wait(self) -> None:
+        """Block until the work is done."""
+        ...
 
 
 class Hardware(ABC):
@@ -80,6 +88,13 @@ class Hardware(ABC):
     @abstractmethod
     def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
         """Upper bounds for a worst-case step."""
+
+    def record_fence(self, buffer_set: int) -> Fence | None:
+        """A fence behind everything enqueued so far; None where work is done when its call returns.
+
+        At most one step of each buffer set is in flight, so that one event per set will do.
+        """
+        return None
 
     def on_reference(self) -> Mapping[str, str]:
         """Operators that still run on the reference here, with the reason; printed by `warm_up`'s report."""

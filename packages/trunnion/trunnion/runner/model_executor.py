@@ -26,11 +26,11 @@ from trunnion.errors import BatchRefused, UnsupportedError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
-from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.hardware import Fence, Hardware
 from trunnion.interfaces.model import CausalLM
 from trunnion.interfaces.runner import RunnerCounters
 from trunnion.runner.groups import BoundGroups
-from trunnion.runner.input_buffers import BufferSet, InputBuffers
+from trunnion.runner.input_buffers import NUM_BUFFER_SETS, BufferSet, InputBuffers
 from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
 from trunnion.weights.loader import load_weights
 
@@ -77,6 +77,7 @@ class ModelExecutor:
         )
         self._caches: list[LayerCaches] | None = None
         self._steps = 0
+        self._in_flight: list[tuple[int, Fence] | None] = [None] * NUM_BUFFER_SETS
 
     @classmethod
     def create(cls, config: ExecutorConfig, hardware: Hardware | None = None) -> ModelExecutor:
@@ -200,18 +201,28 @@ class ModelExecutor:
         Raises:
             BatchRefused: the batch breaks the contract; caches are as they were.
         """
+        self._check_free(buffer_set)
         self._check_counts(batch.counts)
         self._inputs.sets[buffer_set].adopt(batch)
         return self._run(buffer_set, batch.counts)
 
     def execute_set(self, buffer_set: int) -> ForwardOutput:
-        """One forward of what the host has written to the lent buffers: the path of every step."""
+        """One forward of what the host has written to the lent buffers: the path of every step.
+
+        Raises:
+            BatchRefused: the set's last step is in flight; `wait` for its fence before the set is filled again.
+        """
+        self._check_free(buffer_set)
         return self._run(buffer_set, self._inputs.sets[buffer_set].read_counts())
 
     def wait(self, fence: int) -> None:
-        """Block until the step of `fence` is done. Here a step is done when `execute` returns."""
+        """Block until the step of `fence` is done."""
         if fence > self._steps:
             raise ValueError(f"fence {fence} was never returned; the last one is {self._steps}")
+        for buffer_set, pending in enumerate(self._in_flight):
+            if pending is not None and pending[0] <= fence:
+                pending[1].wait()
+                self._in_flight[buffer_set] = None
 
     def close(self) -> None:
         """Leave the group of ranks and drop what was captured."""
@@ -228,7 +239,15 @@ class ModelExecutor:
         if counts.num_logits:
             logits.copy_(rows[: counts.num_logits])
         self._steps += 1
+        behind = self._hardware.record_fence(buffer_set)
+        if behind is not None:
+            self._in_flight[buffer_set] = (self._steps, behind)
         return ForwardOutput(logits=logits, fence=self._steps)
+
+    def _check_free(self, buffer_set: int) -> None:
+        pending = self._in_flight[buffer_set]
+        if pending is not None:
+            raise BatchRefused(f"buffer set {buffer_set} is in use until fence {pending[0]}: wait for it first")
 
     def _check_counts(self, counts: BatchCounts) -> None:
         bounds = {
