@@ -21,13 +21,21 @@ def cards_of(family: str) -> tuple[Card, ...]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_one_quick_card(family: str) -> None:
-    assert [card.name for card in cards_of(family) if card.quick] == [f"{family}-quick"]
+    assert [card.name for card in cards_of(family) if card.quick and card.pooling is None] == [f"{family}-quick"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_that_pools_has_one_quick_card_more(family: str) -> None:
+    quick = [card.name for card in cards_of(family) if card.quick and card.pooling is not None]
+    assert quick == ([f"{family}-embedding"] if FAMILIES[family].pooling_architectures else [])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cards_name_an_architecture_of_their_family_and_say_what_for(family: str) -> None:
     for card in cards_of(family):
-        assert card.architecture in FAMILIES[family].architectures
+        owner = FAMILIES[family]
+        known = owner.architectures if card.pooling is None else owner.pooling_architectures
+        assert card.architecture in known
         assert card.notes
 
 

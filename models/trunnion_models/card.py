@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trunnion.config import PoolingConfig
+
 FP32_TOLERANCE = 1e-4
 """Largest `max|difference| / max|reference logits|` in float32; a card may only tighten it."""
 BF16_RATIO = 1.5
@@ -26,8 +28,10 @@ class Card:
     """The class name in `architectures`."""
     config: Mapping[str, Any]
     """Keyword arguments of the reference implementation's configuration, `model_type` included."""
+    pooling: PoolingConfig | None = None
+    """The card is a pooling model and its checkpoint says so; its embeddings are compared instead of logits."""
     quick: bool = False
-    """In the short list that runs with every change; one per family."""
+    """In the short list that runs with every change; one per family, and one of its pooling models."""
     notes: str = ""
     """What the card is there to catch."""
     max_model_len: int = 64

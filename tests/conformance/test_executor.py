@@ -164,9 +164,9 @@ def test_lent_buffers_stay_where_they_are(executor: ModelExecutor) -> None:
     first = executor.execute(batch_of(2, 2)).logits
     second = executor.execute(batch_of(2, 2)).logits
     assert first is second
-    assert first.data_ptr() == executor.input_buffers()[0].logits.data_ptr()
+    assert first.data_ptr() == executor.input_buffers()[0].output_rows.data_ptr()
     other_set = executor.execute(batch_of(2, 2), buffer_set=1).logits
-    assert other_set.data_ptr() == executor.input_buffers()[1].logits.data_ptr() != first.data_ptr()
+    assert other_set.data_ptr() == executor.input_buffers()[1].output_rows.data_ptr() != first.data_ptr()
 
 
 def test_logits_are_float32_without_padding(executor: ModelExecutor) -> None:

@@ -103,6 +103,8 @@ def test_versions_and_codes_agree() -> None:
     assert int(defines["TRN_ABI_VERSION"]) == api.ABI_VERSION
     codes = {name: int(value) for name, value in re.findall(r"(TRN_[A-Z_]+) = (\d+)\b(?!u)", HEADER)}
     assert {kind: codes[f"TRN_CACHE_{kind.name}"] for kind in contract.CacheKind} == host_entry.KIND_CODES
+    assert {kind: codes[f"TRN_OUTPUT_{kind.name}"] for kind in contract.OutputKind} == host_entry.OUTPUT_CODES
+    assert (codes["TRN_OUTPUT_LOGITS"], codes["TRN_OUTPUT_POOLED"]) == (api.OUTPUT_LOGITS, api.OUTPUT_POOLED)
     assert (codes["TRN_REFUSED"], codes["TRN_FAILED"], codes["TRN_FATAL"]) == (1, 2, 3)
     assert (
         (host_entry.REFUSED, host_entry.FAILED, host_entry.FATAL) == (api.REFUSED, api.FAILED, api.FATAL) == (1, 2, 3)
@@ -156,6 +158,7 @@ def test_limits_outputs_and_profile_agree() -> None:
     structs = header_structs()
     assert structs["trn_limits"] == names(contract.Limits) == list(table("Limits"))
     assert list(table("Outputs of a step")) == names(contract.ForwardOutput)
+    assert {*structs["trn_forward_output"]} - {"struct_size", "num_logits"} == {*names(contract.ForwardOutput)}
     assert structs["trn_memory_profile"][2:] == names(contract.MemoryProfile)
     assert set(names(contract.CacheGroupSpec)) - {"layers", "tensors"} <= set(structs["trn_cache_group_spec"])
 

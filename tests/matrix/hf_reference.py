@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from trunnion.config import PoolingConfig
 from trunnion_models.card import Card
 
 SEED = 1234
@@ -27,9 +29,11 @@ class Reference:
     sequences: list[list[int]]
     """Each `max_model_len` tokens long; tests use prefixes."""
     logits: torch.Tensor
-    """[sequences, max_model_len, vocab_size] float32, computed in float32."""
+    """[sequences, max_model_len, vocab_size] float32, computed in float32; of a pooling model the embeddings that end
+    at each position, [sequences, max_model_len, hidden_size]."""
     own_error: torch.Tensor | None
     """Same shape: what the reference implementation itself loses in bfloat16; None in float32."""
+    pooling: PoolingConfig | None = None
 
 
 def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
@@ -41,10 +45,12 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
     # In the card's own spelling: what save_pretrained writes is resolved already, and would leave us nothing to read.
     config = {"architectures": [card.architecture], "dtype": str(dtype).removeprefix("torch."), **card.config}
     (folder / "config.json").write_text(json.dumps(config))
+    if card.pooling is not None:
+        _write_sentence_transformers_files(card.pooling, folder)
     ids = _choose_sequences(card, folder)
-    logits = _logits(folder, torch.float32, ids)
-    own_error = None if dtype == torch.float32 else _logits(folder, dtype, ids) - logits
-    return Reference(folder=folder, sequences=ids.tolist(), logits=logits, own_error=own_error)
+    rows = _rows(folder, torch.float32, ids, card.pooling)
+    own_error = None if dtype == torch.float32 else _rows(folder, dtype, ids, card.pooling) - rows
+    return Reference(folder, ids.tolist(), rows, own_error, card.pooling)
 
 
 def sensitivity(reference: Reference) -> float:
@@ -52,13 +58,37 @@ def sensitivity(reference: Reference) -> float:
     ids = torch.tensor(reference.sequences)
     changed = ids.clone()
     changed[:, 0] = (changed[:, 0] + 1) % reference.logits.shape[-1]
-    difference = _logits(reference.folder, torch.float32, changed)[:, 2] - reference.logits[:, 2]
+    difference = _rows(reference.folder, torch.float32, changed, reference.pooling)[:, 2] - reference.logits[:, 2]
     return float(difference.abs().max() / reference.logits.abs().max())
 
 
 @torch.inference_mode()
-def _logits(folder: Path, dtype: torch.dtype, ids: torch.Tensor) -> torch.Tensor:
-    return _load(folder, dtype)(ids, use_cache=False).logits.float()
+def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, pooling: PoolingConfig | None) -> torch.Tensor:
+    """Logits, or what pooling by the last token gives for the prompt that ends at each position."""
+    if pooling is None:
+        return _load(folder, dtype)(ids, use_cache=False).logits.float()
+    model = AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    hidden = model(ids, use_cache=False).last_hidden_state
+    return (F.normalize(hidden, p=2, dim=-1) if pooling.normalize else hidden).float()
+
+
+def _write_sentence_transformers_files(pooling: PoolingConfig, folder: Path) -> None:
+    """modules.json and the pooling module's configuration, in the spelling of the published embedding models."""
+    names = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    modules = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{name}" if index else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for index, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True})
+    )
 
 
 def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -110,14 +140,17 @@ def _random_model(card: Card) -> PreTrainedModel:
     settings = dict(card.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, architectures=[card.architecture])
     torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    auto = AutoModelForCausalLM if card.pooling is None else AutoModel
+    model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _randomise(name, parameter, generator)
         embedding = model.get_input_embeddings()
         embedding.weight.div_(getattr(embedding, "scalar_embed_scale", 1.0))
-    assert type(model).__name__ == card.architecture, f"{card.name} is a {type(model).__name__}"
+    # Published embedding models are saved without their head and named after the model with it.
+    expected = card.architecture if card.pooling is None else card.architecture.replace("ForCausalLM", "Model")
+    assert type(model).__name__ == expected, f"{card.name} is a {type(model).__name__}"
     return model
 
 

@@ -169,8 +169,9 @@ class HostDouble:
         num_logits = self._fill(buffer_set, batch)
         output = self.executor.execute_set(buffer_set)
         self.executor.wait(output.fence)
-        assert output.logits.dtype == torch.float32, "the contract's logits are float32"
-        rows = output.logits.cpu().clone()
+        lent = output.logits if output.pooled is None else output.pooled
+        assert lent is not None and lent.dtype == torch.float32, "the contract's output rows are float32"
+        rows = lent.cpu().clone()
         assert rows.shape[0] == num_logits, f"asked for {num_logits} rows of logits, got {rows.shape[0]}"
         for chunk in batch:
             chunk.request.computed += chunk.count

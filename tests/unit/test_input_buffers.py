@@ -104,6 +104,6 @@ def test_without_static_inputs_a_step_reads_the_lent_tensors() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 6])
 def test_output_rows_are_cut_once(rows: int) -> None:
     buffers = _buffers()
-    assert buffers.logits(0, rows) is buffers.logits(0, rows)
-    assert buffers.logits(0, rows).shape == (rows, 5)
-    assert buffers.logits(0, rows).data_ptr() == buffers.sets[0].logits.data_ptr()
+    assert buffers.output_rows(0, rows) is buffers.output_rows(0, rows)
+    assert buffers.output_rows(0, rows).shape == (rows, 5)
+    assert buffers.output_rows(0, rows).data_ptr() == buffers.sets[0].output_rows.data_ptr()

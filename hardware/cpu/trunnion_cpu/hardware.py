@@ -9,7 +9,7 @@ import torch
 from trunnion.contract import Limits
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
-from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
@@ -39,7 +39,7 @@ class CpuHardware(ReferenceHardware):
             return CpuAttentionGroup, None
         return super().group_class(spec)
 
-    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
+    def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         return TapedRunner(model, groups, limits, breaks)
 
 

@@ -11,7 +11,7 @@ from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import Group, StepInputs
 from trunnion.interfaces.break_points import BreakPoints
-from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
 from trunnion.runner.buckets import ladder
 from trunnion_cpu.tape import TapeRecorder
@@ -33,12 +33,12 @@ def taped_sizes(limit: int) -> tuple[int, ...]:
 class TapedRunner(Runner):
     """Piecewise execution without segments: a tape holds the groups' calls as lines among the operators.
 
-    One tape per number of tokens for the model, one per number of rows for the logits.
+    One tape per number of tokens for the model, one per number of output rows for its head.
     """
 
     static_inputs = True
 
-    def __init__(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> None:
+    def __init__(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> None:
         super().__init__(model, groups, limits)
         self._breaks = breaks
         self._token_sizes = taped_sizes(limits.max_num_tokens)
@@ -88,7 +88,7 @@ class TapedRunner(Runner):
             return hidden, hidden[:0] if head is None else head(hidden)
         self.counters.eager["no tokens" if not bucket.num_tokens else self._why_eager] += 1
         hidden = self.model.forward(inputs.input_ids, inputs.positions)
-        return hidden, self.model.compute_logits(hidden.index_select(0, inputs.logits_indices))
+        return hidden, self.head(hidden.index_select(0, inputs.logits_indices))
 
     def close(self) -> None:
         self._bodies.clear()
@@ -116,10 +116,10 @@ class TapedRunner(Runner):
         self._breaks.attach(recorder)
         try:
             with recorder:
-                logits = self.model.compute_logits(hidden.index_select(0, indices))
+                rows = self.head(hidden.index_select(0, indices))
         finally:
             self._breaks.detach()
-        self._heads[num_logits] = recorder.play(logits)
+        self._heads[num_logits] = recorder.play(rows)
 
 
 def _round_up(sizes: Sequence[int], count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trunnion.config import PoolingConfig
 from trunnion_models.card import Card
 
 _BASE: dict[str, Any] = {
@@ -25,6 +26,17 @@ def _qwen3(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Car
     return Card(name=f"qwen3-{name}", architecture="Qwen3ForCausalLM", config=_BASE | changes, quick=quick, notes=notes)
 
 
+def _embedding(name: str, architecture: str, notes: str, *, normalize: bool, quick: bool = False) -> Card:
+    return Card(
+        name=f"qwen3-{name}",
+        architecture=architecture,
+        config=_BASE | {"tie_word_embeddings": True},
+        pooling=PoolingConfig(normalize=normalize),
+        quick=quick,
+        notes=notes,
+    )
+
+
 CARDS: tuple[Card, ...] = (
     _qwen3("quick", "norms on q and k, head_dim other than hidden / heads, tied", quick=True, tie_word_embeddings=True),
     _qwen3("biases", "biases on all four projections", attention_bias=True),
@@ -36,4 +48,12 @@ CARDS: tuple[Card, ...] = (
         sliding_window=7,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
+    _embedding(
+        "embedding",
+        "Qwen3ForCausalLM",
+        "as published: named after the causal model, saved without prefix and head",
+        normalize=True,
+        quick=True,
+    ),
+    _embedding("embedding-raw", "Qwen3Model", "rows of any length", normalize=False),
 )

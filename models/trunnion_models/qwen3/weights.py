@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trunnion.weights.name_map import WeightMap
+import dataclasses
+
+from trunnion.weights.name_map import COMMON_IGNORE, WeightMap
 
 WEIGHT_MAP = WeightMap(
     fuse={
@@ -10,3 +12,8 @@ WEIGHT_MAP = WeightMap(
         "gate_up_proj": {"gate": "gate_proj", "up": "up_proj"},
     },
 )
+
+POOLING_WEIGHT_MAP = dataclasses.replace(
+    WEIGHT_MAP, ignore=(*COMMON_IGNORE, (r"^lm_head", "a pooling model makes no logits")), tied={}
+)
+"""The embedding models: saved from AutoModel without `model.` prefix and head, or with both."""

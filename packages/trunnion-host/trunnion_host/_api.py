@@ -22,6 +22,7 @@ CONTRACT_VERSION = 1
 
 OK, REFUSED, FAILED, FATAL = range(4)
 CACHE_FULL, CACHE_WINDOW, CACHE_MLA, CACHE_RECURRENT = range(4)
+OUTPUT_LOGITS, OUTPUT_POOLED = range(2)
 FIELD_KV_CSR, FIELD_NUM_ACCEPTED = 1, 2
 
 
@@ -87,6 +88,8 @@ class ModelInfo(ctypes.Structure):
         ("num_groups", c_int32),
         ("accepts_upper_bound_lens", c_int32),
         ("num_buffer_sets", c_int32),
+        ("output_kind", c_int32),
+        ("output_width", c_int32),
     ]
 
 
@@ -167,6 +170,7 @@ class InputBuffers(ctypes.Structure):
         *((name, POINTER(c_int32)) for name in BATCH_FIELDS),
         ("groups", POINTER(GroupBuffers)),
         ("logits", POINTER(c_float)),
+        ("pooled", POINTER(c_float)),
     ]
 
 
@@ -204,6 +208,7 @@ class ForwardOutput(ctypes.Structure):
         ("num_logits", c_int32),
         ("logits", POINTER(c_float)),
         ("fence", c_uint64),
+        ("pooled", POINTER(c_float)),
     ]
 
 

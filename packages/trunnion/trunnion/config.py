@@ -38,6 +38,14 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolingConfig:
+    """How rows of hidden states become embeddings. The only mode is the last token's row."""
+
+    normalize: bool
+    """Scale each embedding to length 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildContext:
     """What a model's constructor may know: dtype, ranks, methods, and how long a request can get. No request state."""
 
@@ -47,6 +55,8 @@ class BuildContext:
     quantization: Mapping[str, Any] | None = None
     max_model_len: int | None = None
     """Longest request; None means `max_position_embeddings`. Sizes rope tables."""
+    pooling: PoolingConfig | None = None
+    """How a pooling model pools; None for a language model."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
         return self.hardware.linear_method(self.quantization, prefix)

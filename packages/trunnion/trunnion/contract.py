@@ -3,7 +3,7 @@
 The same facts stand in `trunnion/contract.h` (C) and in `docs/contract.md` (a table); a test holds the three against
 each other. Terms, one word per notion:
 
-* `T` tokens in the step, `B` requests, `N` rows of logits asked for.
+* `T` tokens in the step, `B` requests, `N` output rows asked for: logits, or embeddings of a pooling model.
 * `seq_lens[b]` counts the tokens of request `b` in the cache *after* this step.
 * Block 0 and state 0 are reserved for padding; the host never hands them to a request.
 """
@@ -27,6 +27,14 @@ class CacheKind(str, Enum):
     WINDOW = "window"
     MLA = "mla"
     RECURRENT = "recurrent"
+
+
+class OutputKind(str, Enum):
+    """What the output rows of an executor are; settled when it is created, by the model."""
+
+    LOGITS = "logits"
+    POOLED = "pooled"
+    """One embedding per row asked for."""
 
 
 class Field(IntFlag):
@@ -56,7 +64,7 @@ class Limits:
     max_model_len: int
     """Tokens per request, prompt and output together."""
     max_logits_rows: int
-    """Rows of logits per step (N)."""
+    """Output rows per step (N): of logits, or of pooled embeddings."""
     block_size: int = 16
     """Tokens per cache block."""
 
@@ -189,7 +197,7 @@ class BatchTensors:
     seq_lens: torch.Tensor
     """[B]: tokens of the request in the cache after this step."""
     logits_indices: torch.Tensor
-    """[N]: rows of the step's tokens whose logits are wanted."""
+    """[N]: rows of the step's tokens whose logits are wanted, or at which a pooling model pools."""
     groups: tuple[GroupTensors, ...] = ()
     """One per cache group, in the order of `KVCacheSpec.groups`."""
 
@@ -204,10 +212,15 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """What one `execute` returns; tensors are views of persistent rows of the buffer set the batch came in."""
+    """What one `execute` returns; tensors are views of persistent rows of the buffer set the batch came in.
 
-    logits: torch.Tensor
+    Exactly one of `logits` and `pooled` is there, as the executor's output kind says.
+    """
+
+    logits: torch.Tensor | None = None
     """[N, vocab_size] float32, without vocabulary padding; the host may overwrite it."""
+    pooled: torch.Tensor | None = None
+    """[N, output_width] float32: the embedding pooled at each row; the host may overwrite it."""
     fence: int = 0
     """Passed to `wait`; the buffer set may be refilled after it."""
 

@@ -3,7 +3,8 @@
 A hardware package is named by an entry point in the group `trunnion.hardware` (name -> module or class), or is a
 top-level package `trunnion_<name>` on the import path with a `hardware.py`. Model families are the subpackages of
 `trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
-(`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code.
+(`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code, and
+`POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
 from trunnion.errors import ConfigError, UnsupportedError
 from trunnion.interfaces.hardware import Hardware
-from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.model import Model
+from trunnion.pooling import MODULES_FILE
 
 HARDWARE_GROUP = "trunnion.hardware"
 MODELS_GROUP = "trunnion.models"
@@ -37,6 +39,8 @@ class ModelFamily:
     """Dotted name of the family's package."""
     architectures: Mapping[str, str]
     """Class name in `config.json` -> `module:class` within the package."""
+    pooling_architectures: Mapping[str, str] = field(default_factory=dict)
+    """The same, for checkpoints that say how they pool; the class name alone does not tell the two apart."""
 
 
 class Registry:
@@ -135,7 +139,7 @@ def model_families() -> tuple[ModelFamily, ...]:
     owners: dict[str, str] = {}
     for package in sorted(packages):
         for family in _families_of(package):
-            for architecture in family.architectures:
+            for architecture in {*family.architectures, *family.pooling_architectures}:
                 if architecture in owners:
                     raise UnsupportedError(
                         f"architecture {architecture!r} is claimed by {owners[architecture]} and {family.package}"
@@ -145,11 +149,13 @@ def model_families() -> tuple[ModelFamily, ...]:
     return tuple(sorted(families, key=lambda family: family.name))
 
 
-def model_class(config: Mapping[str, Any]) -> type[CausalLM]:
+def model_class(config: Mapping[str, Any], *, pooling: bool = False) -> type[Model]:
     """The class that runs a `config.json`, by its `architectures`; only this family's code is imported.
 
+    `pooling`: the checkpoint says how it pools (`trunnion.pooling.read_pooling`), so a pooling model is wanted.
+
     Raises:
-        UnsupportedError: no family has the architecture; the text lists those that exist.
+        UnsupportedError: no family has the architecture in this role; the text lists those that exist.
         ConfigError: the config names no architecture.
     """
     names, model_type = config.get("architectures"), config.get("model_type")
@@ -157,12 +163,25 @@ def model_class(config: Mapping[str, Any]) -> type[CausalLM]:
         raise ConfigError(f"config.json names no architecture (architectures {names!r}, model_type {model_type!r})")
     families = model_families()
     for family in families:
-        if names[0] in family.architectures:
-            module, _, attribute = family.architectures[names[0]].partition(":")
-            found: type[CausalLM] = getattr(importlib.import_module(f"{family.package}.{module}"), attribute)
+        known = family.pooling_architectures if pooling else family.architectures
+        if names[0] in known:
+            module, _, attribute = known[names[0]].partition(":")
+            found: type[Model] = getattr(importlib.import_module(f"{family.package}.{module}"), attribute)
             return found
-    supported = ", ".join(sorted(name for family in families for name in family.architectures)) or "none"
-    raise UnsupportedError(f"unknown architecture {names[0]!r} (model_type {model_type!r}); supported: {supported}")
+    raise UnsupportedError(_unknown_architecture(names[0], model_type, families, pooling=pooling))
+
+
+def _unknown_architecture(name: str, model_type: Any, families: Sequence[ModelFamily], *, pooling: bool) -> str:
+    pools = {name for family in families for name in family.pooling_architectures}
+    known = pools if pooling else {name for family in families for name in family.architectures}
+    supported = ", ".join(sorted(known)) or "none"
+    if name in pools and not pooling:
+        return (
+            f"architecture {name!r} has no language-model head, and there is no {MODULES_FILE} that says how to pool; "
+            f"supported: {supported}"
+        )
+    role = f" of a pooling model ({MODULES_FILE})" if pooling else ""
+    return f"unknown architecture {name!r}{role} (model_type {model_type!r}); supported: {supported}"
 
 
 def _families_of(package: str) -> list[ModelFamily]:
@@ -171,9 +190,18 @@ def _families_of(package: str) -> list[ModelFamily]:
     for module in pkgutil.iter_modules(parent.__path__):
         if module.ispkg:
             name = f"{package}.{module.name}"
-            architectures = getattr(importlib.import_module(name), "ARCHITECTURES", None)
+            package_module = importlib.import_module(name)
+            architectures = getattr(package_module, "ARCHITECTURES", None)
             if architectures:
-                families.append(ModelFamily(name=module.name, package=name, architectures=dict(architectures)))
+                pooling = getattr(package_module, "POOLING_ARCHITECTURES", {})
+                families.append(
+                    ModelFamily(
+                        name=module.name,
+                        package=name,
+                        architectures=dict(architectures),
+                        pooling_architectures=dict(pooling),
+                    )
+                )
     return families
 
 

@@ -49,6 +49,9 @@ typedef enum trn_cache_kind {
   TRN_CACHE_RECURRENT = 3
 } trn_cache_kind;
 
+/* What an executor's output rows are, trunnion.contract.OutputKind. */
+typedef enum trn_output_kind { TRN_OUTPUT_LOGITS = 0, TRN_OUTPUT_POOLED = 1 } trn_output_kind;
+
 /* Metadata fields beyond the required ones, trunnion.contract.Field. */
 enum { TRN_FIELD_KV_CSR = 1u << 0, TRN_FIELD_NUM_ACCEPTED = 1u << 1 };
 
@@ -56,7 +59,7 @@ typedef struct trn_limits {
   int32_t max_num_tokens; /* tokens per step */
   int32_t max_num_seqs;   /* requests per step */
   int32_t max_model_len;  /* tokens per request */
-  int32_t max_logits_rows;
+  int32_t max_logits_rows; /* output rows per step: of logits, or of pooled embeddings */
   int32_t block_size;
 } trn_limits;
 
@@ -92,7 +95,11 @@ typedef struct trn_model_info {
   int32_t num_groups;
   int32_t accepts_upper_bound_lens; /* 1 if host lengths may be upper bounds */
   int32_t num_buffer_sets;
+  int32_t output_kind;  /* trn_output_kind: which of `logits` and `pooled` there is */
+  int32_t output_width; /* its columns */
 } trn_model_info;
+/* A struct of an older host, which ends with num_buffer_sets, is filled as far as it goes; a model that pools refuses
+ * it. The same holds for `pooled`, the last field of trn_input_buffers and trn_forward_output. */
 TRN_API trn_status trn_executor_model_info(trn_executor *executor, trn_model_info *info);
 
 typedef struct trn_cache_tensor_spec {
@@ -165,7 +172,8 @@ typedef struct trn_input_buffers {
   int32_t *seq_lens;        /* [max_num_seqs] tokens cached after this step */
   int32_t *logits_indices;  /* [max_logits_rows] */
   const trn_group_buffers *groups;
-  float *logits; /* output rows [max_logits_rows, vocab_size]; the host may overwrite them */
+  float *logits; /* output rows [max_logits_rows, vocab_size]; the host may overwrite them. NULL if the model pools */
+  float *pooled; /* output rows [max_logits_rows, output_width], or NULL: an embedding for each of logits_indices */
 } trn_input_buffers;
 TRN_API trn_status trn_executor_input_buffers(trn_executor *executor, int32_t buffer_set, trn_input_buffers *buffers);
 
@@ -193,8 +201,9 @@ typedef struct trn_forward_batch {
 typedef struct trn_forward_output {
   uint32_t struct_size;
   int32_t num_logits;
-  float *logits;  /* [num_logits, vocab_size] in the set's output rows */
+  float *logits;  /* [num_logits, vocab_size] in the set's output rows, or NULL */
   uint64_t fence; /* the set may be refilled, and its outputs read, after trn_executor_wait(fence) */
+  float *pooled;  /* [num_logits, output_width] in the set's output rows, or NULL */
 } trn_forward_output;
 
 /* One forward of one executor. Validation reads host memory only and happens before Python is entered. */

@@ -32,6 +32,8 @@ struct CacheGroup {
 /// Facts that do not change between create and close.
 struct Description {
   std::int32_t vocab_size = 0;
+  trn_output_kind output_kind = TRN_OUTPUT_LOGITS;
+  std::int32_t output_width = 0;
   std::uint32_t required_fields = 0;
   bool accepts_upper_bound_lens = false;
   /// Outputs are complete when `execute` returns, `wait` has nothing to do.

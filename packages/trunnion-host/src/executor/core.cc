@@ -23,6 +23,19 @@ void check_out(const Struct* out, const char* name, std::size_t least = sizeof(S
   }
 }
 
+/// A struct that an older host may end before `later`, which only a pooling model needs; fill it with copy_out.
+template <typename Struct>
+void check_out(const Struct* out, const char* name, std::size_t later, const Description& description) {
+  check_out(out, name, description.output_kind == TRN_OUTPUT_POOLED ? sizeof(Struct) : later);
+}
+
+/// As far as the host's struct goes.
+template <typename Struct>
+void copy_out(Struct all, Struct* out) {
+  all.struct_size = out->struct_size;
+  std::memcpy(out, &all, std::min<std::size_t>(all.struct_size, sizeof all));
+}
+
 std::unique_ptr<Backend> make_backend(const trn_create_options& options) {
   check_create_options(options);
   const bool null = std::string(options.hardware) == "null";
@@ -57,12 +70,16 @@ const char* Core::usable_here() const noexcept {
 }
 
 void Core::model_info(trn_model_info* info) const {
-  check_out(info, "info");
-  info->required_fields = description_.required_fields;
-  info->vocab_size = description_.vocab_size;
-  info->num_groups = static_cast<std::int32_t>(description_.groups.size());
-  info->accepts_upper_bound_lens = description_.accepts_upper_bound_lens ? 1 : 0;
-  info->num_buffer_sets = kNumBufferSets;
+  check_out(info, "info", offsetof(trn_model_info, output_kind), description_);
+  trn_model_info all{};
+  all.required_fields = description_.required_fields;
+  all.vocab_size = description_.vocab_size;
+  all.num_groups = static_cast<std::int32_t>(description_.groups.size());
+  all.accepts_upper_bound_lens = description_.accepts_upper_bound_lens ? 1 : 0;
+  all.num_buffer_sets = kNumBufferSets;
+  all.output_kind = description_.output_kind;
+  all.output_width = description_.output_width;
+  copy_out(all, info);
 }
 
 void Core::cache_group(std::int32_t index, trn_cache_group_spec* spec) const {
@@ -117,22 +134,21 @@ const char* Core::warm_up() {
 }
 
 void Core::input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers) {
-  check_out(buffers, "buffers");
+  check_out(buffers, "buffers", offsetof(trn_input_buffers, pooled), description_);
   if (buffer_set < 0 || buffer_set >= kNumBufferSets) {
     refuse("buffer_set", buffer_set, " is outside 0 ... ", kNumBufferSets - 1);
   }
   const BufferSet& set = backend_->buffer_set(buffer_set);
-  const std::uint32_t size = buffers->struct_size;
-  *buffers = set.inputs;
-  buffers->struct_size = size;
-  buffers->groups = set.groups.data();
+  trn_input_buffers all = set.inputs;
+  all.groups = set.groups.data();
+  copy_out(all, buffers);
 }
 
 void Core::execute(const trn_forward_batch* batch, trn_forward_output* output) {
   const auto started = std::chrono::steady_clock::now();
   try {
     check_out(batch, "batch");
-    check_out(output, "output");
+    check_out(output, "output", offsetof(trn_forward_output, pooled), description_);
     run(*batch, output);
     ++stats_.executes;
   } catch (const StatusError& error) {
@@ -165,9 +181,8 @@ void Core::run(const trn_forward_batch& batch, trn_forward_output* output) {
   stats_.copied_tensors += reader_.adopt();
   backend_->execute(index, view.counts);
   set_fences_[index] = ++last_fence_;
-  output->num_logits = batch.num_logits;
-  output->logits = backend_->buffer_set(index).inputs.logits;
-  output->fence = last_fence_;
+  const trn_input_buffers& lent = backend_->buffer_set(index).inputs;
+  copy_out({output->struct_size, batch.num_logits, lent.logits, last_fence_, lent.pooled}, output);
 }
 
 void Core::wait(std::uint64_t fence) {

@@ -42,8 +42,9 @@ BufferSet LentBuffers::make_set(const Description& description, const trn_limits
   set.inputs.query_start_loc = lend(seqs + 1);
   set.inputs.seq_lens = lend(seqs);
   set.inputs.logits_indices = lend(rows);
-  logits_.push_back(std::make_unique<float[]>(rows * static_cast<std::size_t>(description.vocab_size)));
-  set.inputs.logits = logits_.back().get();
+  output_rows_.push_back(std::make_unique<float[]>(rows * static_cast<std::size_t>(description.output_width)));
+  float* output = output_rows_.back().get();
+  (description.output_kind == TRN_OUTPUT_POOLED ? set.inputs.pooled : set.inputs.logits) = output;
   return set;
 }
 

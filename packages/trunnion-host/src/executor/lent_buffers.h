@@ -20,7 +20,7 @@ class LentBuffers {
   BufferSet make_set(const Description& description, const trn_limits& limits);
 
   std::vector<std::unique_ptr<std::int32_t[]>> memory_;
-  std::vector<std::unique_ptr<float[]>> logits_;
+  std::vector<std::unique_ptr<float[]>> output_rows_;
   std::vector<BufferSet> sets_;
 };
 

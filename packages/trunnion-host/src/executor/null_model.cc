@@ -1,4 +1,4 @@
-// Caches of (token, position) pairs and rolling hashes, and the logits made of them.
+// Caches of (token, position) pairs and rolling hashes, and the output rows made of them.
 #include "null_model.h"
 
 #include <algorithm>
@@ -49,8 +49,8 @@ CacheGroup recurrent_group(const NullOptions& options) {
   return group;
 }
 
-void fill_logits(float* row, std::int32_t vocab, std::uint64_t hash) {
-  for (std::int32_t id = 0; id < vocab; ++id) {
+void fill_row(float* row, std::int32_t width, std::uint64_t hash) {
+  for (std::int32_t id = 0; id < width; ++id) {
     // 24 bits fit a float exactly.
     const std::uint64_t bits = mix(hash, static_cast<std::uint64_t>(id)) >> 40;
     row[id] = static_cast<float>(bits) / 1048576.0f - 8.0f;
@@ -61,6 +61,8 @@ void fill_logits(float* row, std::int32_t vocab, std::uint64_t hash) {
 
 NullModel::NullModel(const NullOptions& options, const trn_limits& limits) : reads_csr_(options.csr != 0) {
   description_.vocab_size = static_cast<std::int32_t>(options.vocab);
+  description_.output_kind = options.pooled > 0 ? TRN_OUTPUT_POOLED : TRN_OUTPUT_LOGITS;
+  description_.output_width = static_cast<std::int32_t>(options.pooled > 0 ? options.pooled : options.vocab);
   description_.required_fields = reads_csr_ ? std::uint32_t{TRN_FIELD_KV_CSR} : 0u;
   description_.groups.push_back(attention_group(".full", options, limits, false));
   if (options.window > 0) description_.groups.push_back(attention_group(".window", options, limits, true));
@@ -143,6 +145,7 @@ void NullModel::forward(const BufferSet& set, const Counts& counts) {
     }
     write_kv(g, set, counts);
   }
+  float* rows = description_.output_kind == TRN_OUTPUT_POOLED ? set.inputs.pooled : set.inputs.logits;
   for (std::int64_t n = 0; n < counts.num_logits; ++n) {
     const std::int32_t token = set.inputs.logits_indices[n];
     const std::int32_t* bounds = set.inputs.query_start_loc;
@@ -151,7 +154,7 @@ void NullModel::forward(const BufferSet& set, const Counts& counts) {
     for (std::size_t g = 0; g < description_.groups.size(); ++g) {
       if (!description_.groups[g].recurrent()) hash = mix(hash, attend(g, set, request, set.inputs.positions[token]));
     }
-    fill_logits(set.inputs.logits + n * description_.vocab_size, description_.vocab_size, hash);
+    fill_row(rows + n * description_.output_width, description_.output_width, hash);
   }
 }
 

@@ -1,4 +1,4 @@
-// A "model" whose logits are a hash of every token that a request's caches hold, read the way attention reads them.
+// A "model" whose logits (or pooled rows) are a hash of every token that a request's caches hold, read the way attention reads them.
 //
 // A host that gives a wrong block, position, window start or state gets other logits, hence another next token; a host
 // that gives the right ones gets the same logits however it pages, chunks, batches or preempts.

@@ -12,7 +12,8 @@ namespace {
 constexpr std::int64_t kMax = 1 << 30;
 
 std::map<std::string, std::int64_t*> keys(NullOptions& options) {
-  return {{"vocab", &options.vocab},         {"layers", &options.layers},   {"window", &options.window},
+  return {{"vocab", &options.vocab},         {"pooled", &options.pooled},   {"layers", &options.layers},
+          {"window", &options.window},
           {"recurrent", &options.recurrent}, {"csr", &options.csr},         {"refuse_at", &options.refuse_at},
           {"fail_at", &options.fail_at},     {"fatal_at", &options.fatal_at}, {"hang_at", &options.hang_at},
           {"sleep_us", &options.sleep_us}};

@@ -1,4 +1,4 @@
-// The null executor's model string: "null:vocab=131,layers=2,window=32,recurrent=1,csr=1,fail_at=7,sleep_us=100".
+// The null executor's model string: "null:vocab=131,pooled=0,layers=2,window=32,recurrent=1,csr=1,fail_at=7,sleep_us=100".
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@ namespace trunnion::executor {
 
 struct NullOptions {
   std::int64_t vocab = 131;
+  std::int64_t pooled = 0;     // columns of pooled rows; 0 = logits
   std::int64_t layers = 2;     // per cache group
   std::int64_t window = 32;    // of the window group; 0 = no such group
   std::int64_t recurrent = 0;  // 1 = a recurrent group as well

@@ -40,6 +40,8 @@ inline Description read_description(const Reader& from) {
   }
   if (from.integer("num_buffer_sets") != kNumBufferSets) throw StatusError(TRN_FATAL, "", "not two buffer sets");
   description.vocab_size = from.int32("vocab_size");
+  description.output_kind = static_cast<trn_output_kind>(from.integer("output_kind"));
+  description.output_width = from.int32("output_width");
   description.required_fields = static_cast<std::uint32_t>(from.integer("required_fields"));
   description.accepts_upper_bound_lens = from.integer("accepts_upper_bound_lens") != 0;
   description.synchronous = from.integer("synchronous") != 0;
@@ -68,6 +70,7 @@ inline BufferSet read_buffer_set(const Reader& from, std::size_t num_groups) {
   set.inputs.seq_lens = from.pointer<std::int32_t*>("seq_lens");
   set.inputs.logits_indices = from.pointer<std::int32_t*>("logits_indices");
   set.inputs.logits = from.pointer<float*>("logits");
+  set.inputs.pooled = from.pointer<float*>("pooled");
   return set;
 }
 

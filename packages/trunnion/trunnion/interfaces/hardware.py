@@ -14,7 +14,7 @@ from trunnion.interfaces.attention import Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
-from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 
 
@@ -82,11 +82,11 @@ class Hardware(ABC):
         """Join the tensor-parallel group at `init_method` (a torch.distributed URL)."""
 
     @abstractmethod
-    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
+    def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         """The package's runner, for steps within `limits`; `breaks` are the points where the model leaves a graph."""
 
     @abstractmethod
-    def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+    def memory_profile(self, model: Model, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
         """Upper bounds for a worst-case step."""
 
     def record_fence(self, buffer_set: int) -> Fence | None:

@@ -14,7 +14,7 @@ import torch
 
 from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import Group, StepInputs
-from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.model import Model, output_head
 
 
 class Mode(str, Enum):
@@ -78,8 +78,9 @@ class Runner(ABC):
 
     static_inputs = False
 
-    def __init__(self, model: CausalLM, groups: Sequence[Group], limits: Limits) -> None:
+    def __init__(self, model: Model, groups: Sequence[Group], limits: Limits) -> None:
         self.model = model
+        self.head = output_head(model)
         self.groups = tuple(groups)
         self.limits = limits
         self.counters = RunnerCounters()
@@ -98,9 +99,9 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-        """Plan every group once, run the model -> (hidden [T, H], logits [N, vocab_size] in the model's dtype).
+        """Plan every group once, run the model -> (hidden [T, H], output rows [N, width] of `head`, any float dtype).
 
-        Rows are the bucket's; those of the step come first. Without rows asked for, the logits may have any width.
+        Rows are the bucket's; those of the step come first. Without rows asked for, the output may have any width.
         """
 
     def plan(self, step: StepInputs) -> None:

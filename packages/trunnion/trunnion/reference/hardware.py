@@ -16,7 +16,7 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
-from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
@@ -54,10 +54,10 @@ class ReferenceHardware(Hardware):
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         return NoCollectives() if size == 1 else GlooCollectives(rank, size, init_method)
 
-    def create_runner(self, model: CausalLM, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
+    def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         return EagerRunner(model, groups, limits)
 
-    def memory_profile(self, model: CausalLM, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+    def memory_profile(self, model: Model, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
         """See `trunnion.reference.memory_profile`."""
         assert isinstance(model, nn.Module), f"{type(model).__name__} is not a module"
         return profile_memory(model, max_num_tokens, max_logits_rows)

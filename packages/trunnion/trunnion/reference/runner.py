@@ -1,4 +1,4 @@
-"""The eager runner: plan every group once, run the model, take the logits of the rows asked for."""
+"""The eager runner: plan every group once, run the model, put its head on the rows asked for."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ class EagerRunner(Runner):
 
     @torch.inference_mode()
     def run(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step -> (hidden [T, hidden_size], logits [N, vocab_size] in the model's dtype)."""
+        """One step -> (hidden [T, hidden_size], output rows [N, width])."""
         self.counters.eager[REASON] += 1
         self.plan(step)
         inputs = step.device
         hidden = self.model.forward(inputs.input_ids, inputs.positions)
-        logits = self.model.compute_logits(hidden.index_select(0, inputs.logits_indices))
-        return hidden, logits
+        return hidden, self.head(hidden.index_select(0, inputs.logits_indices))

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from trunnion.config import ExecutorConfig
-from trunnion.contract import CONTRACT_VERSION, CacheGroupSpec, CacheKind, CacheTensorSpec, LayerCaches, Limits
+from trunnion.contract import (
+    CONTRACT_VERSION,
+    CacheGroupSpec,
+    CacheKind,
+    CacheTensorSpec,
+    LayerCaches,
+    Limits,
+    OutputKind,
+)
 from trunnion.errors import BatchRefused, TrunnionError
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion.runner.step_counters import StepCounters
@@ -22,6 +30,8 @@ from trunnion.runner.step_counters import StepCounters
 REFUSED, FAILED, FATAL = 1, 2, 3
 # trn_cache_kind
 KIND_CODES = {CacheKind.FULL: 0, CacheKind.WINDOW: 1, CacheKind.MLA: 2, CacheKind.RECURRENT: 3}
+# trn_output_kind
+OUTPUT_CODES = {OutputKind.LOGITS: 0, OutputKind.POOLED: 1}
 # DLPack's (code, bits); 2 = float, 4 = bfloat, 0 = int, 1 = unsigned
 DLPACK_DTYPES = {
     torch.float32: (2, 32),
@@ -74,6 +84,8 @@ class HostedExecutor:
         return {
             "contract_version": CONTRACT_VERSION,
             "vocab_size": self._executor.vocab_size,
+            "output_kind": OUTPUT_CODES[self._executor.output_kind],
+            "output_width": self._executor.output_width,
             "required_fields": int(self._executor.required_fields()),
             "accepts_upper_bound_lens": 0,
             "synchronous": int(device_type == "cpu"),
@@ -88,12 +100,13 @@ class HostedExecutor:
         }
 
     def addresses(self, buffer_set: int) -> dict[str, int]:
-        """Host addresses of one set's lent tensors: every int32 field by its name, `counts` (int64) and `logits`."""
+        """Host addresses of one set's lent tensors: every int32 field by its name, `counts` (int64), and
+        the output rows by their kind: `logits` or `pooled`."""
         buffers = self._executor.input_buffers()[buffer_set]
         return {
             **{name: tensor.data_ptr() for name, tensor in buffers.fields.items()},
             "counts": buffers.counts.data_ptr(),
-            "logits": buffers.logits.data_ptr(),
+            self._executor.output_kind.value: buffers.output_rows.data_ptr(),
         }
 
     def step(self, buffer_set: int) -> Callable[[], object]:

@@ -171,12 +171,12 @@ class BufferSet(FieldBlock):
     On a device that is the host, an eager runner's groups and model read these very tensors.
     """
 
-    def __init__(self, layouts: list[FieldLayout], num_groups: int, limits: Limits, vocab_size: int) -> None:
+    def __init__(self, layouts: list[FieldLayout], num_groups: int, limits: Limits, output_width: int) -> None:
         super().__init__(layouts, num_groups, torch.device("cpu"))
         self._arrays = {name: field.numpy() for name, field in self.fields.items()}
         self.counts = torch.zeros(len(COUNT_FIELDS), dtype=torch.int64)
         self._counts_view = memoryview(self.counts.numpy())
-        self.logits = torch.zeros(limits.max_logits_rows, vocab_size, dtype=torch.float32)
+        self.output_rows = torch.zeros(limits.max_logits_rows, output_width, dtype=torch.float32)
 
     def read_counts(self) -> BatchCounts:
         """The integers that the host wrote to `counts`."""
@@ -282,7 +282,7 @@ class InputBuffers:
         limits: Limits,
         spec: KVCacheSpec,
         required: Field,
-        vocab_size: int,
+        output_width: int,
         device: torch.device,
         *,
         static: bool,
@@ -291,7 +291,7 @@ class InputBuffers:
         layouts = field_layouts(limits, spec, required)
         self._num_groups = len(spec.groups)
         self._kept_views = kept_views
-        self.sets = [BufferSet(layouts, self._num_groups, limits, vocab_size) for _ in range(NUM_BUFFER_SETS)]
+        self.sets = [BufferSet(layouts, self._num_groups, limits, output_width) for _ in range(NUM_BUFFER_SETS)]
         needs_device = static or device.type != "cpu"
         self.device_block = FieldBlock(layouts, self._num_groups, device) if needs_device else None
         self._views: dict[tuple[int, Rows], BatchTensors] = {}
@@ -308,11 +308,11 @@ class InputBuffers:
         device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits))
         return StepInputs(counts, host, device, bucket.mode is Mode.FULL)
 
-    def logits(self, buffer_set: int, rows: int) -> torch.Tensor:
+    def output_rows(self, buffer_set: int, rows: int) -> torch.Tensor:
         """The set's output rows `[0, rows)`."""
         found = self._outputs.get((buffer_set, rows))
         if found is None:
-            found = self._outputs[buffer_set, rows] = self.sets[buffer_set].logits[:rows]
+            found = self._outputs[buffer_set, rows] = self.sets[buffer_set].output_rows[:rows]
         return found
 
     @staticmethod

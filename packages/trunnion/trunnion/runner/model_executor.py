@@ -20,6 +20,7 @@ from trunnion.contract import (
     LayerCaches,
     Limits,
     MemoryProfile,
+    OutputKind,
     WarmUpReport,
 )
 from trunnion.errors import BatchRefused, UnsupportedError
@@ -27,7 +28,7 @@ from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Fence, Hardware
-from trunnion.interfaces.model import CausalLM
+from trunnion.interfaces.model import CausalLM, Model, PoolingModel, output_kind
 from trunnion.interfaces.runner import RunnerCounters
 from trunnion.runner.groups import BoundGroups
 from trunnion.runner.input_buffers import NUM_BUFFER_SETS, BufferSet, InputBuffers
@@ -56,11 +57,15 @@ class ModelExecutor:
         vocab_size: int,
         weight_report: WeightReport,
     ) -> None:
-        assert isinstance(model, CausalLM), f"{type(model).__name__} is not a CausalLM"
+        kinds = isinstance(model, CausalLM), isinstance(model, PoolingModel)
+        assert sum(kinds) == 1, f"{type(model).__name__} is not one of CausalLM and PoolingModel"
         self.config = config
         self.limits = config.limits
         self.weight_report = weight_report
         self.vocab_size = vocab_size
+        self.output_kind = output_kind(model)
+        self.output_width = model.embedding_size if isinstance(model, PoolingModel) else vocab_size
+        """Columns of an output row."""
         self._hardware = hardware
         self._parallel = parallel
         self._model = model
@@ -71,7 +76,7 @@ class ModelExecutor:
             config.limits,
             self._groups.cache_spec,
             self._groups.required_fields,
-            vocab_size,
+            self.output_width,
             device,
             static=self._runner.static_inputs,
         )
@@ -92,14 +97,20 @@ class ModelExecutor:
             first = problems[0]
             raise UnsupportedError(f"{first.what}: found {first.found}, {hardware.name} needs {first.needed}")
         checkpoint = open_checkpoint(config.model)
-        model_class = registry.model_class(checkpoint.config)
+        model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
         model_config = model_class.config_class.from_hf(checkpoint.config)
         limits = _checked_limits(config.limits, model_config.max_model_len)
         device = hardware.initialize(config.device_index)
         dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
         breaks = BreakPoints()
         parallel = _join(hardware, config, breaks)
-        ctx = BuildContext(hardware=hardware, dtype=dtype, parallel=parallel, max_model_len=limits.max_model_len)
+        ctx = BuildContext(
+            hardware=hardware,
+            dtype=dtype,
+            parallel=parallel,
+            max_model_len=limits.max_model_len,
+            pooling=checkpoint.pooling,
+        )
         with torch.device("meta"):
             model = model_class(model_config, ctx)
         report = _load(checkpoint, model, model_class, config, dtype, device)
@@ -235,14 +246,16 @@ class ModelExecutor:
         bucket = self._runner.select(counts)
         _, rows = self._runner.run(self._inputs.stage(buffer_set, counts, bucket), bucket)
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
-        logits = self._inputs.logits(buffer_set, counts.num_logits)
+        output = self._inputs.output_rows(buffer_set, counts.num_logits)
         if counts.num_logits:
-            logits.copy_(rows[: counts.num_logits])
+            output.copy_(rows[: counts.num_logits])
         self._steps += 1
         behind = self._hardware.record_fence(buffer_set)
         if behind is not None:
             self._in_flight[buffer_set] = (self._steps, behind)
-        return ForwardOutput(logits=logits, fence=self._steps)
+        if self.output_kind is OutputKind.POOLED:
+            return ForwardOutput(pooled=output, fence=self._steps)
+        return ForwardOutput(logits=output, fence=self._steps)
 
     def _check_free(self, buffer_set: int) -> None:
         pending = self._in_flight[buffer_set]
@@ -284,7 +297,7 @@ def _join(hardware: Hardware, config: ExecutorConfig, breaks: BreakPoints) -> Pa
 def _load(
     checkpoint: Checkpoint,
     model: torch.nn.Module,
-    model_class: type[CausalLM],
+    model_class: type[Model],
     config: ExecutorConfig,
     dtype: torch.dtype,
     device: torch.device,

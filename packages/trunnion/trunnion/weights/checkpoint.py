@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trunnion.config import PoolingConfig
 from trunnion.errors import ConfigError
 from trunnion.hf_config import read_config, read_generation_config
+from trunnion.pooling import read_pooling
 from trunnion.weights.safetensors_source import SafetensorsSource
 from trunnion.weights.source import WeightSource
 
@@ -20,6 +22,8 @@ class Checkpoint:
     config: dict[str, Any]
     generation_config: dict[str, Any]
     source: WeightSource
+    pooling: PoolingConfig | None = None
+    """How rows are pooled; None: it is a language model."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -41,5 +45,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(path=path, config=gguf.hf_config(), generation_config=gguf.generation_config(), source=gguf)
     config = read_config(path)
     return Checkpoint(
-        path=path, config=config, generation_config=read_generation_config(path), source=SafetensorsSource(path)
+        path=path,
+        config=config,
+        generation_config=read_generation_config(path),
+        source=SafetensorsSource(path),
+        pooling=read_pooling(path),
     )
