@@ -113,8 +113,9 @@ def test_temperature_of_a_greedy_model_is_ignored(cli: Cli, model: Path) -> None
 def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
     options = generate(
         cli, model, "Hi", "--kv-blocks", "33", "--threads", "2", "--dtype", "float32", "--max-model-len", "100",
-        "--no-prefix-cache", "--max-num-seqs", "4", "--max-num-tokens", "64",
+        "--no-prefix-cache", "--max-num-seqs", "4", "--max-num-tokens", "64", "--trace", "steps.json",
     ).host.options  # fmt: skip
+    assert options.trace_file == Path("steps.json")
     assert (options.kv_blocks, options.threads, options.dtype, options.prefix_caching) == (33, 2, "float32", False)
     limits = options.limits
     assert (limits.max_model_len, limits.max_num_seqs, limits.max_num_tokens, limits.max_logits_rows) == (100, 4, 64, 4)

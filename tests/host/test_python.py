@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from trunnion_host.serving import HostConfig, SamplingParams, ServingHost
+
 from .conftest import HOST_PACKAGE, HostRun, run_host
+from .traces import check_trace, parents, read_trace
 
 Host = Callable[..., HostRun]
 
@@ -162,6 +166,23 @@ def test_the_runner_s_counters_reach_the_host(clean: HostRun, embedded: Host) ->
     steps = empty.stats["eager_steps"]
     assert empty.of("eager") == [[str(steps), "no", "tokens"]]
     assert steps > 0 and empty.stats["replays"] + steps == empty.stats["executes"]
+
+
+def test_a_trace_shows_what_python_does_in_a_step(build: Path, model: str, tmp_path: Path) -> None:
+    (library,) = (build / "trunnion-host").glob("_host.abi3.so")
+    path = tmp_path / "steps.json"
+    config = HostConfig(model=model, max_num_seqs=2, max_model_len=128, max_num_tokens=80, trace_file=path)
+    with ServingHost(config, library=library) as host:
+        list(host.stream(host.submit([5] * 70, SamplingParams(max_tokens=6))))
+        stats = host.stats()
+    trace = read_trace(path)
+    check_trace(trace, steps=stats.steps, requests=1)
+    inner = Counter(parents(trace.spans[1]))
+    for pair in (("gil wait", "execute"), ("python", "execute"), ("plan", "python")):
+        assert inner[pair] == stats.steps == 6, pair
+    # 70 tokens are more than the widest tape.
+    assert [span["args"]["replayed"] for span in trace.named("step")] == [0, 1, 1, 1, 1, 1]
+    assert (stats.replays, stats.eager_steps, list(stats.eager.values())) == (5, 1, [1])
 
 
 def test_every_contract_fault_is_refused_by_name(host: Host, clean: HostRun) -> None:

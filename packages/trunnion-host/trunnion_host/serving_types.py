@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class HostError(Exception):
@@ -64,6 +65,8 @@ class HostConfig:
     exit_on_fatal: bool = True
     """Print one line and exit with code 70 on a fatal error; otherwise the host is dead and says so."""
     show_progress: bool = False
+    trace_file: str | Path | None = None
+    """Where to write a trace of every step, for Perfetto (ui.perfetto.dev); about 1 KB a step."""
 
 
 @dataclass(frozen=True, kw_only=True)

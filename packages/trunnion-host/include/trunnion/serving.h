@@ -43,6 +43,7 @@ typedef struct trn_host_options {
   const int32_t *worker_sockets; /* connected to ranks 1, 2, ... tp_size - 1; taken over, also by a call that fails */
   int32_t num_workers;           /* entries of worker_sockets: tp_size - 1 */
   double worker_timeout_s;       /* longest wait for another rank while starting; 0 = no limit */
+  const char *trace_file;        /* where to write a trace of all steps, for Perfetto or chrome://tracing; or NULL */
 } trn_host_options;
 
 /* Blocks until the model is loaded, the caches are allocated and warm_up has returned. */

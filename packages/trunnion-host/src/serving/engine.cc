@@ -116,6 +116,7 @@ trn_host_status Engine::submit(const trn_host_request& submitted, uint64_t& requ
   request->channel = hub_.open(next_id_, reason);
   if (request->channel == nullptr) return why_not();
   request_id = request->id = next_id_++;
+  request->submitted_ns = now_ns();
   inbox_.submitted.push_back(std::move(request));
   inbox_changed_.notify_one();
   return TRN_HOST_OK;

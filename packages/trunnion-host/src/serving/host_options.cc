@@ -20,6 +20,7 @@ HostOptions::HostOptions(const trn_host_options& options)
       watchdog_s(options.watchdog_s),
       kv_blocks(options.kv_blocks),
       kv_bytes(options.kv_bytes),
+      trace_file(text_of(options.trace_file)),
       executor(options.executor),
       model_(text_of(options.executor.model)),
       hardware_(text_of(options.executor.hardware)),

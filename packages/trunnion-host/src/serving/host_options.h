@@ -21,6 +21,7 @@ struct HostOptions {
   std::vector<int32_t> num_blocks;  // per group, or empty
   int32_t kv_blocks;
   int64_t kv_bytes;
+  std::string trace_file;           // or empty
   trn_create_options executor;  // its strings are the ones below
 
  private:

@@ -41,7 +41,7 @@ void HostStats::read(const KvCache& cache) {
   }
 }
 
-void HostStats::read(Executor& executor) {
+trn_executor_stats HostStats::read(Executor& executor) {
   const trn_executor_stats figures = executor.stats();
   totals.execute_calls = figures.executes + figures.refused + figures.failed;
   totals.gil_entries = figures.gil_entries;
@@ -53,10 +53,11 @@ void HostStats::read(Executor& executor) {
   totals.plan_calls = figures.plan_calls;
   totals.plan_seconds = figures.plan_seconds;
   totals.python_seconds = figures.python_seconds;
-  if (totals.eager_steps == figures.eager_steps) return;
+  if (totals.eager_steps == figures.eager_steps) return figures;
   totals.eager_steps = figures.eager_steps;
   eager.resize(figures.num_eager_reasons);
   for (size_t i = 0; i < eager.size(); ++i) eager[i] = executor.eager_reason(static_cast<int32_t>(i));
+  return figures;
 }
 
 std::string HostStats::to_json() const {

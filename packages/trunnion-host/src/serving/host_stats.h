@@ -26,8 +26,8 @@ struct HostStats {
 
   // Read the pools' figures.
   void read(const KvCache& cache);
-  // Read what the executor counts; on its thread.
-  void read(Executor& executor);
+  // Read what the executor counts, and return it; on its thread.
+  trn_executor_stats read(Executor& executor);
   std::string to_json() const;
 };
 

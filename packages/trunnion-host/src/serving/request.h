@@ -25,6 +25,8 @@ struct Request {
   std::vector<BlockKey> keys;
   RequestBlocks blocks;
 
+  int64_t submitted_ns = 0;
+  bool ever_scheduled = false;  // kept for the trace only
   bool paused = false;          // its consumer is behind
   bool failed_before = false;   // a FAILED step since the last token
   int32_t num_cached_tokens = -1;

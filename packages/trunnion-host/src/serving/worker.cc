@@ -25,6 +25,7 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
       board_(board),
       watchdog_(watchdog),
       workers_(workers),
+      trace_(options.trace_file),
       executor_(workers.create(options.executor)),
       model_info_(executor_.model_info()),
       sampler_(model_info_.vocab_size) {
@@ -46,6 +47,7 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
 }
 
 void Worker::add(std::unique_ptr<Request> request) {
+  trace_.arrived(*request);
   scheduler_->add(*request);
   requests_.emplace(request->id, std::move(request));
 }
@@ -65,10 +67,11 @@ void Worker::reset_prefix_cache() {
 void Worker::cancel_all(const std::string& reason) {
   while (!requests_.empty()) finish(*requests_.begin()->second, TRN_FINISH_CANCELLED, reason);
   flush();
+  trace_.flush();
 }
 
 bool Worker::step() {
-  const auto started = Clock::now();
+  StepTimes times{.schedule = now_ns()};
   batch_ = &scheduler_->schedule();
   if (batch_->empty()) {
     if (!scheduler_->only_paused()) throw std::logic_error("the scheduler runs none of the requests that could run");
@@ -76,8 +79,12 @@ bool Worker::step() {
     return false;
   }
   const int32_t set = static_cast<int32_t>(stats_.totals.steps % buffers_.size());
+  times.build = now_ns();
+  for (const BatchEntry& entry : *batch_) trace_.scheduled(*entry.request, times.build);
   const trn_forward_batch batch = builder_->build(*batch_, set, buffers_[set]);
+  times.execute = now_ns();
   const Outcome outcome = execute(batch);
+  times.sample = now_ns();
   if (!outcome.refused.empty()) {
     handle_refused(outcome.refused);
   } else if (!outcome.failed.empty()) {
@@ -86,8 +93,12 @@ bool Worker::step() {
     scheduler_->complete();
     sample_all(*outcome.output);
   }
-  count_step(Clock::now() - started, batch);
+  times.publish = now_ns();
+  count_step(static_cast<double>(times.publish - times.schedule) * 1e-9, batch);
   flush();
+  times.end = now_ns();
+  trace_.step(times, batch, stats_, executor_stats_);
+  trace_.flush();
   return true;
 }
 
@@ -143,12 +154,12 @@ void Worker::take(Request& request, Sample sample) {
   if (request.stops_at(sample.token_id)) return finish(request, TRN_FINISH_STOP, "", sample.token_id);
   request.tokens.push_back(sample.token_id);
   ++stats_.totals.output_tokens;
+  trace_.sampled(request, now_ns());
   tokens_out_.emplace_back(request.channel, TokenEvent{sample.token_id, sample.logprob, std::move(sample.top)});
   if (request.num_tokens() >= request.max_total_tokens) finish(request, TRN_FINISH_LENGTH);
 }
 
-void Worker::count_step(Clock::duration duration, const trn_forward_batch& batch) {
-  const double seconds = std::chrono::duration<double>(duration).count();
+void Worker::count_step(double seconds, const trn_forward_batch& batch) {
   const int32_t num_prefill = batch.num_tokens - batch.num_decodes;
   stats_.totals.decode_tokens += static_cast<uint64_t>(batch.num_decodes);
   stats_.totals.prefill_tokens += static_cast<uint64_t>(num_prefill);
@@ -158,6 +169,7 @@ void Worker::count_step(Clock::duration duration, const trn_forward_batch& batch
 
 void Worker::finish(Request& request, int32_t reason, const std::string& error, int32_t stop_id) {
   scheduler_->remove(request);
+  trace_.finished(request, reason);
   finishes_out_.emplace_back(request.channel, FinishEvent{.reason = reason,
                                                           .stop_id = stop_id,
                                                           .num_prompt_tokens = request.num_prompt_tokens,
@@ -170,7 +182,7 @@ void Worker::finish(Request& request, int32_t reason, const std::string& error, 
 }
 
 void Worker::flush() {
-  stats_.read(executor_);
+  executor_stats_ = stats_.read(executor_);
   trn_host_stats& totals = stats_.totals;
   totals.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
   totals.preemptions = scheduler_->num_preemptions();

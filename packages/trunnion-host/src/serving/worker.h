@@ -1,7 +1,6 @@
 // The loop thread's side of a host: the executor, the caches, the requests, and one step at a time.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "serving/input_builder.h"
 #include "serving/sampler.h"
 #include "serving/scheduler.h"
+#include "serving/step_trace.h"
 #include "serving/watchdog.h"
 #include "trunnion/executor.hpp"
 
@@ -43,7 +43,6 @@ class Worker {
   bool step();
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Outcome {
     std::optional<trn_forward_output> output;
     std::string refused, failed;
@@ -54,7 +53,7 @@ class Worker {
   void handle_failed(const std::string& text);
   void sample_all(const trn_forward_output& output);
   void take(Request& request, Sample sample);
-  void count_step(Clock::duration duration, const trn_forward_batch& batch);
+  void count_step(double seconds, const trn_forward_batch& batch);
   void finish(Request& request, int32_t reason, const std::string& error = "", int32_t stop_id = -1);
   // Show the figures first, then send the events: who reads an event finds its effects in the stats.
   void flush();
@@ -64,6 +63,7 @@ class Worker {
   StatsBoard& board_;
   Watchdog& watchdog_;
   distributed::Workers& workers_;
+  StepTrace trace_;
   Executor executor_;
   const trn_model_info model_info_;
   std::vector<trn_input_buffers> buffers_;
@@ -78,6 +78,7 @@ class Worker {
   std::vector<std::pair<std::shared_ptr<Channel>, TokenEvent>> tokens_out_;
   std::vector<std::pair<std::shared_ptr<Channel>, FinishEvent>> finishes_out_;
   HostStats stats_;
+  trn_executor_stats executor_stats_{};
 };
 
 }  // namespace trunnion::serving

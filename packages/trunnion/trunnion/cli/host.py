@@ -87,3 +87,5 @@ class HostOptions:
     prefix_caching: bool
     threads: int
     progress: bool
+    trace_file: Path | None = None
+    """Where to write a trace of every step."""

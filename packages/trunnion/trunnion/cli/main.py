@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -41,6 +42,9 @@ NoPrefixCache = Annotated[bool, typer.Option("--no-prefix-cache", help="Compute 
 MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Requests per step. [the prompts, up to 32]")]
 MaxNumTokens = Annotated[int | None, typer.Option("--max-num-tokens", help="Tokens per step. [512]")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print all of the host's counters at the end.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of every step for ui.perfetto.dev.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -106,6 +110,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
         stats: Stats = False,
+        trace: Trace = None,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_seqs: MaxNumSeqs = None,
@@ -127,6 +132,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache,
+                trace_file=trace,
             ),
             SamplingOptions(
                 max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
@@ -149,6 +155,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         seed: Seed = None,
         stop: Stop = None,
         stats: Stats = False,
+        trace: Trace = None,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_tokens: MaxNumTokens = None,
@@ -167,6 +174,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
             ModelOptions(
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, max_num_seqs=1, max_num_tokens=max_num_tokens, prefix_caching=not no_prefix_cache,
+                trace_file=trace,
             ),
             SamplingOptions(
                 max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,

@@ -55,6 +55,7 @@ def open_serving_host(options: HostOptions) -> Host:
         kv_blocks=options.kv_blocks,
         prefix_caching=options.prefix_caching,
         show_progress=options.progress,
+        trace_file=options.trace_file,
     )
     try:
         return _Serving(ServingHost(config))

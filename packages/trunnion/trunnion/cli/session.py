@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from trunnion.cli.answers import Answer, default_interrupt
 from trunnion.cli.figures import figures_line, figures_table, slow_paths
@@ -37,6 +38,7 @@ class ModelOptions:
     max_num_seqs: int | None
     max_num_tokens: int | None
     prefix_caching: bool
+    trace_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -126,6 +128,7 @@ class SessionPlan:
             prefix_caching=options.prefix_caching,
             threads=options.threads or default_threads(),
             progress=sys.stderr.isatty(),
+            trace_file=options.trace_file,
         )
         with default_interrupt():
             host = open_host(host_options)

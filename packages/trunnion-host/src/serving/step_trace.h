@@ -1,0 +1,50 @@
+// What a host's trace shows: each step with its parts, the requests' lives, and who holds what.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "serving/host_stats.h"
+#include "serving/request.h"
+#include "serving/trace_file.h"
+#include "trunnion/contract.h"
+
+namespace trunnion::serving {
+
+// Nanoseconds of CLOCK_MONOTONIC.
+inline int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// When the parts of a step began; each ends where the next begins.
+struct StepTimes {
+  int64_t schedule = 0, build = 0, execute = 0, sample = 0, publish = 0, end = 0;
+};
+
+// Every method does nothing when there is no file.
+class StepTrace {
+ public:
+  explicit StepTrace(const std::string& path);
+
+  bool on() const { return file_.has_value(); }
+  void arrived(const Request& request);
+  // It is in a step; to be called for each step it is in, the first time counts.
+  void scheduled(Request& request, int64_t at_ns);
+  void sampled(const Request& request, int64_t at_ns);
+  void finished(const Request& request, int32_t reason);
+  // `stats` are those after the step, `executor` what it says of the last execute.
+  void step(const StepTimes& times, const trn_forward_batch& batch, const HostStats& stats,
+            const trn_executor_stats& executor);
+  void flush();
+
+ private:
+  void execute_parts(const StepTimes& times, const trn_executor_stats& executor);
+
+  std::optional<TraceFile> file_;
+  uint64_t replays_ = 0, padded_tokens_ = 0;
+};
+
+}  // namespace trunnion::serving
