@@ -117,8 +117,17 @@ def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
     ).host.options  # fmt: skip
     assert options.trace_file == Path("steps.json")
     assert (options.kv_blocks, options.threads, options.dtype, options.prefix_caching) == (33, 2, "float32", False)
+    assert options.tp_size == 1
     limits = options.limits
     assert (limits.max_model_len, limits.max_num_seqs, limits.max_num_tokens, limits.max_logits_rows) == (100, 4, 64, 4)
+
+
+def test_threads_are_divided_over_processes(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    for tp, threads in ((1, 6), (2, 3), (4, 1), (8, 1)):
+        options = generate(cli, model, "Hi", "--tp", str(tp)).host.options
+        assert (options.tp_size, options.threads) == (tp, threads)
+    assert generate(cli, model, "Hi", "--tp", "2", "--threads", "5").host.options.threads == 5
 
 
 def test_stats_prints_every_counter(cli: Cli, model: Path) -> None:
@@ -177,6 +186,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "dtype": (["--dtype", "float8", "x"], "unknown --dtype 'float8'; choices: auto, bfloat16, float32, float16"),
     "hardware": (["--hardware", "tpu", "x"], "unknown hardware 'tpu'; installed: "),
     "threads": (["--threads", "0", "x"], "--threads must be at least 1"),
+    "tp": (["--tp", "0", "x"], "--tp must be at least 1"),
     "kv_blocks": (["--kv-blocks", "1", "x"], "--kv-blocks must be at least 2"),
     "max_model_len": (["--max-model-len", "1000", "x"], "--max-model-len 1000 is above the model's limit of 512"),
     "max_num_tokens": (["--max-num-tokens", "1", "x", "y"], "--max-num-tokens 1 is below"),

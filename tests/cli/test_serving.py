@@ -44,6 +44,11 @@ def null(model: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return invoke
 
 
+def test_several_processes_answer_as_one_does(null: Run) -> None:
+    options = ["--temperature", "1", "--seed", "11", "--max-tokens", "30", "a prompt"]
+    assert null("generate", "--tp", "3", *options)[:2] == null("generate", *options)[:2]
+
+
 def test_library_is_found_and_of_the_right_abi() -> None:
     assert library_facts()["abi_version"] == 1
 

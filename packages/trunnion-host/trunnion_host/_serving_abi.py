@@ -178,6 +178,8 @@ def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOpt
 def worker_options(config: HostConfig, rank: int, socket: int, init_method: str) -> WorkerOptions:
     """A rank above 0 as the C struct; it keeps the memory it points to alive."""
     executor = create_options(config, rank, init_method)
+    if config.worker_devices:
+        executor.device_index = config.worker_devices[rank - 1]
     return WorkerOptions(struct_size=ctypes.sizeof(WorkerOptions), socket=socket, executor=executor)
 
 

@@ -65,6 +65,11 @@ class ServingHost:
         self._logprobs: set[int] = set()
         if config.tp_size < 1:
             raise InvalidError(f"tp_size is {config.tp_size}, expected at least 1")
+        if config.worker_devices and len(config.worker_devices) != config.tp_size - 1:
+            raise InvalidError(
+                f"worker_devices names {len(config.worker_devices)}, tp_size {config.tp_size} needs one "
+                f"for each of {config.tp_size - 1} workers"
+            )
         self._workers = WorkerProcesses(config, library)
         try:
             self._create(config)
@@ -145,6 +150,11 @@ class ServingHost:
         """The same, as the host's JSON."""
         facts: dict[str, Any] = json.loads(self._text(self._library.trn_host_stats_json))
         return facts
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of ranks 1, 2, ..."""
+        return tuple(process.pid for process in self._workers.processes)
 
     def worker_stats(self, rank: int) -> dict[str, Any]:
         """What the executor of rank 1 ... `tp_size` - 1 counted, the fields of `trn_executor_stats`."""

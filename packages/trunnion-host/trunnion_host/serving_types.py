@@ -41,6 +41,8 @@ class HostConfig:
     device_index: int = 0
     tp_size: int = 1
     """Processes the model is cut over: this one and workers, which the host starts."""
+    worker_devices: Sequence[int] = ()
+    """`device_index` of ranks 1, 2, ...; empty = that of rank 0, where ranks can share a device, as CPUs."""
     threads: int = 0
     """Threads that each worker computes with; 0 = OMP_NUM_THREADS, or an equal share of the CPUs."""
     worker_timeout_s: float = 600.0

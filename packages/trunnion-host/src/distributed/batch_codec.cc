@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 
 namespace trunnion::distributed {
 namespace {
+
+// A field that is added to a batch must be sent, too.
+static_assert(sizeof(trn_group_buffers) == 9 * sizeof(void*));
+static_assert(offsetof(trn_input_buffers, groups) == offsetof(trn_input_buffers, input_ids) + 5 * sizeof(void*));
+static_assert(offsetof(trn_forward_batch, input_ids) == 10 * sizeof(int32_t));
 
 // The order on the wire.
 constexpr std::array kCounts = {

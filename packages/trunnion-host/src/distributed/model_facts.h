@@ -14,15 +14,14 @@ struct GroupFacts {
 };
 
 struct ModelFacts {
-  // Of a loaded executor.
-  ModelFacts(Executor& executor, const trn_limits& limits);
-
-  trn_limits limits;
-  int32_t num_buffer_sets;
-  bool has_csr, has_num_accepted;
+  trn_limits limits{};
+  int32_t num_buffer_sets = 0;
+  bool has_csr = false, has_num_accepted = false;
   std::vector<GroupFacts> groups;
   // Equal on all ranks, or they have not loaded the same model with the same options.
   std::vector<int32_t> fingerprint;
 };
+
+ModelFacts read_facts(Executor& executor, const trn_limits& limits);
 
 }  // namespace trunnion::distributed

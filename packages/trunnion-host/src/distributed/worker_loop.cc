@@ -80,7 +80,7 @@ Bytes& WorkerLoop::encoded(std::span<const int32_t> list) {
 
 void WorkerLoop::serve(const trn_create_options& options) {
   Executor executor(options);
-  const ModelFacts facts(executor, options.limits);
+  const ModelFacts facts = read_facts(executor, options.limits);
   std::vector<trn_input_buffers> sets;
   for (int32_t set = 0; set < facts.num_buffer_sets; ++set) sets.push_back(executor.input_buffers(set));
   const BatchCodec codec(facts);

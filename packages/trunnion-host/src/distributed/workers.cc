@@ -1,6 +1,7 @@
 #include "distributed/workers.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "serving/quiet_thread.h"
@@ -89,7 +90,10 @@ const Workers::Rank* Workers::first_lost() const {
 
 std::string Workers::line(const Rank& rank) const { return "rank " + std::to_string(number(rank)) + ": " + rank.error; }
 
-void Workers::throw_lost(const Rank& rank) const { throw_status(rank.status, line(rank), ""); }
+void Workers::throw_lost(const Rank& rank) const {
+  // Only while loading is there anything to correct.
+  throw_status(watched_ ? TRN_FATAL : rank.status, line(rank), "");
+}
 
 template <typename Condition>
 bool Workers::wait(Lock& lock, double seconds, Condition condition) {
@@ -121,8 +125,9 @@ void Workers::await(MessageType reached, const char* what) {
   if (const Rank* lost = first_lost(); lost != nullptr) throw_lost(*lost);
   if (in_time) return;
   const Rank& late = *std::find_if_not(ranks_.begin(), ranks_.end(), is_there);
-  throw Fatal("rank " + std::to_string(number(late)) + ": has not " + what + " within " +
-                  std::to_string(static_cast<int64_t>(timeout_s_)) + " s of rank 0", "");
+  char text[128];
+  std::snprintf(text, sizeof text, "rank %d: has not %s within %g s of rank 0", number(late), what, timeout_s_);
+  throw Fatal(text, "");
 }
 
 void Workers::await_loaded(ModelFacts facts) {
@@ -148,7 +153,7 @@ Executor Workers::create(const trn_create_options& options) const {
 
 std::string Workers::start(Executor& mine, const trn_limits& limits, const std::vector<int32_t>& num_blocks) {
   if (!ranks_.empty()) {
-    await_loaded({mine, limits});
+    await_loaded(read_facts(mine, limits));
     PayloadWriter(payload_).put_list(num_blocks);
     tell(MessageType::kAllocate, payload_);
   }

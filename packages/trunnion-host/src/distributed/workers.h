@@ -78,6 +78,7 @@ class Workers {
   bool wait(Lock& lock, double seconds, Condition condition);
   const Rank* first_lost() const;
   std::string line(const Rank& rank) const;
+  // Under mutex_.
   int32_t number(const Rank& rank) const { return static_cast<int32_t>(&rank - ranks_.data()) + 1; }
   [[noreturn]] void throw_lost(const Rank& rank) const;
 

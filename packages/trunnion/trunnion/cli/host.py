@@ -86,6 +86,8 @@ class HostOptions:
     """Blocks of every attention group, block 0 (for padding) included."""
     prefix_caching: bool
     threads: int
+    """Of each process."""
+    tp_size: int
     progress: bool
     trace_file: Path | None = None
     """Where to write a trace of every step."""

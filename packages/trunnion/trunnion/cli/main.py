@@ -35,7 +35,10 @@ MaxModelLen = Annotated[
 KvBlocks = Annotated[
     int | None, typer.Option("--kv-blocks", help="Cache blocks of 16 tokens, one of them for padding. [as needed]")
 ]
-Threads = Annotated[int | None, typer.Option("--threads", help="[physical cores, or OMP_NUM_THREADS]")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="Of each process. [physical cores, or OMP_NUM_THREADS, over --tp]")
+]
+TpSize = Annotated[int, typer.Option("--tp", help="Processes to cut the model over.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16.")]
 HardwareName = Annotated[str, typer.Option("--hardware", help="An installed hardware package; see trunnion env.")]
 NoPrefixCache = Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")]
@@ -119,6 +122,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         dtype: Dtype = "auto",
         hardware: HardwareName = "cpu",
         threads: Threads = None,
+        tp: TpSize = 1,
         debug: Debug = False,
     ) -> int:
         """Answer prompts. Answers go to standard output, everything else to standard error."""
@@ -130,7 +134,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
             prompts or [],
             ModelOptions(
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
-                threads=threads, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
+                threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache,
                 trace_file=trace,
             ),
@@ -163,6 +167,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         dtype: Dtype = "auto",
         hardware: HardwareName = "cpu",
         threads: Threads = None,
+        tp: TpSize = 1,
         debug: Debug = False,
     ) -> int:
         """Talk with a model. /exit or Ctrl-D ends, /reset forgets, Ctrl-C stops an answer."""
@@ -173,7 +178,8 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         return chat(
             ModelOptions(
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
-                threads=threads, max_num_seqs=1, max_num_tokens=max_num_tokens, prefix_caching=not no_prefix_cache,
+                threads=threads, tp=tp, max_num_seqs=1, max_num_tokens=max_num_tokens,
+                prefix_caching=not no_prefix_cache,
                 trace_file=trace,
             ),
             SamplingOptions(

@@ -52,6 +52,8 @@ def open_serving_host(options: HostOptions) -> Host:
         max_model_len=limits.max_model_len,
         max_logits_rows=limits.max_logits_rows,
         block_size=limits.block_size,
+        tp_size=options.tp_size,
+        threads=options.threads,
         kv_blocks=options.kv_blocks,
         prefix_caching=options.prefix_caching,
         show_progress=options.progress,

@@ -35,6 +35,7 @@ class ModelOptions:
     max_model_len: int | None
     kv_blocks: int | None
     threads: int | None
+    tp: int
     max_num_seqs: int | None
     max_num_tokens: int | None
     prefix_caching: bool
@@ -43,7 +44,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise UsageProblem(f"unknown --dtype {self.dtype!r}; choices: auto, {', '.join(DTYPES)}")
-        for name in ("kv_blocks", "threads", "max_num_seqs", "max_num_tokens"):
+        for name in ("kv_blocks", "threads", "tp", "max_num_seqs", "max_num_tokens"):
             value = getattr(self, name)
             least = 2 if name == "kv_blocks" else 1
             if value is not None and value < least:
@@ -126,7 +127,8 @@ class SessionPlan:
             ),
             kv_blocks=options.kv_blocks or kv_blocks,
             prefix_caching=options.prefix_caching,
-            threads=options.threads or default_threads(),
+            threads=options.threads or max(1, default_threads() // options.tp),
+            tp_size=options.tp,
             progress=sys.stderr.isatty(),
             trace_file=options.trace_file,
         )

@@ -1,0 +1,198 @@
+// What ranks send each other: batches as bytes, and connections that break.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "check.h"
+#include "distributed/batch_codec.h"
+#include "distributed/message_socket.h"
+#include "distributed/workers.h"
+
+using namespace trunnion::distributed;
+
+namespace {
+
+constexpr int32_t kWidth = 6;
+constexpr trn_limits kLimits{16, 4, 24, 4, 4};
+
+ModelFacts facts() {
+  ModelFacts made;
+  made.limits = kLimits;
+  made.num_buffer_sets = 1;
+  made.has_csr = made.has_num_accepted = true;
+  made.groups = {{false, kWidth}, {true, 1}};
+  return made;
+}
+
+// The buffers of one set, every entry with a value of its own.
+struct Lent {
+  explicit Lent(int32_t first) : memory(512) {
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = first + static_cast<int32_t>(i);
+    groups[0] = {next(16), next(4 * kWidth), next(4), next(5), next(4 * kWidth), next(4), nullptr, nullptr, nullptr};
+    groups[1].state_indices = next(4);
+    groups[1].has_initial_state = next(4);
+    groups[1].num_accepted = next(4);
+    inputs.input_ids = next(16);
+    inputs.positions = next(16);
+    inputs.query_start_loc = next(5);
+    inputs.seq_lens = next(4);
+    inputs.logits_indices = next(4);
+    inputs.groups = groups;
+  }
+  int32_t* next(size_t count) {
+    used += count;
+    return memory.data() + used - count;
+  }
+
+  std::vector<int32_t> memory;
+  size_t used = 0;
+  trn_group_buffers groups[2]{};
+  trn_input_buffers inputs{};
+};
+
+// Two requests of 3 and 2 tokens; rows of 4 and 1 blocks.
+trn_forward_batch fill(Lent& lent) {
+  trn_forward_batch batch = trunnion::Executor::batch();
+  batch.num_tokens = 5;
+  batch.num_reqs = 2;
+  batch.num_logits = 1;
+  batch.max_query_len = 3;
+  batch.max_seq_len = 15;
+  std::fill(lent.groups[0].block_table + 4, lent.groups[0].block_table + kWidth, 0);
+  std::fill(lent.groups[0].block_table + kWidth + 1, lent.groups[0].block_table + 2 * kWidth, 0);
+  lent.groups[0].kv_indptr[0] = 0;
+  lent.groups[0].kv_indptr[1] = 4;
+  lent.groups[0].kv_indptr[2] = 5;
+  return batch;
+}
+
+std::vector<std::pair<const int32_t*, size_t>> used_rows(const Lent& lent) {
+  const trn_group_buffers &pages = lent.groups[0], &states = lent.groups[1];
+  return {{lent.inputs.input_ids, 5},  {lent.inputs.positions, 5},      {lent.inputs.query_start_loc, 3},
+          {lent.inputs.seq_lens, 2},   {lent.inputs.logits_indices, 1}, {pages.slot_mapping, 5},
+          {pages.kv_start, 2},         {pages.kv_indptr, 3},            {pages.kv_indices, 5},
+          {pages.kv_last_page_len, 2}, {pages.block_table, 2 * kWidth}, {states.state_indices, 2},
+          {states.has_initial_state, 2}, {states.num_accepted, 2}};
+}
+
+template <typename Error, typename Call>
+std::string thrown(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+struct Pair {
+  Pair() { CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0); }
+  int ends[2];
+};
+
+}  // namespace
+
+TEST(batches_arrive_as_they_were_sent) {
+  Lent from(1000), to(-1000);
+  const trn_forward_batch batch = fill(from);
+  Bytes payload;
+  BatchCodec(facts()).encode(batch, from.inputs, payload);
+  const trn_forward_batch arrived = BatchCodec(facts()).decode(payload, std::span(&to.inputs, 1));
+  CHECK_EQ(arrived.num_tokens, 5);
+  CHECK_EQ(arrived.num_reqs, 2);
+  CHECK_EQ(arrived.num_logits, 1);
+  CHECK_EQ(arrived.max_query_len, 3);
+  CHECK_EQ(arrived.max_seq_len, 15);
+  CHECK_EQ(arrived.lens_are_exact, 1);
+  const auto sent = used_rows(from), received = used_rows(to);
+  size_t touched = 0;
+  for (size_t i = 0; i < sent.size(); ++i) {
+    CHECK(std::equal(sent[i].first, sent[i].first + sent[i].second, received[i].first));
+    touched += sent[i].second;
+  }
+  // Nothing beyond the step's rows is written.
+  const auto is_old = [](int32_t value) { return value < -400; };
+  const auto kept = static_cast<size_t>(std::count_if(to.memory.begin(), to.memory.end(), is_old));
+  CHECK_EQ(kept, to.memory.size() - touched);
+}
+
+TEST(cut_and_overlong_batches_are_no_batches) {
+  Lent from(1000), to(-1000);
+  Bytes payload;
+  BatchCodec(facts()).encode(fill(from), from.inputs, payload);
+  const BatchCodec codec(facts());
+  for (size_t size = 0; size < payload.size(); ++size) {
+    const auto decode = [&] { codec.decode(std::span(payload.data(), size), std::span(&to.inputs, 1)); };
+    CHECK_EQ(thrown<ProtocolError>(decode), std::string("a message is shorter than its content"));
+  }
+  payload.push_back({});
+  CHECK_EQ(thrown<ProtocolError>([&] { codec.decode(payload, std::span(&to.inputs, 1)); }),
+           std::string("1 bytes too many"));
+}
+
+TEST(counts_beyond_the_limits_write_nothing) {
+  Lent from(1000), to(-1000);
+  Bytes payload;
+  BatchCodec(facts()).encode(fill(from), from.inputs, payload);
+  const std::vector<int32_t> before = to.memory;
+  // buffer_set, num_tokens, num_reqs and num_logits lead.
+  for (const size_t count : {0, 1, 2, 3}) {
+    for (const int32_t wrong : {-1, 17, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+      Bytes changed = payload;
+      std::memcpy(changed.data() + count * sizeof wrong, &wrong, sizeof wrong);
+      const auto decode = [&] { BatchCodec(facts()).decode(changed, std::span(&to.inputs, 1)); };
+      CHECK(thrown<ProtocolError>(decode).find("is outside 0 ... ") != std::string::npos);
+      CHECK(to.memory == before);
+    }
+  }
+}
+
+TEST(messages_cross_a_socket_whole) {
+  Pair pair;
+  MessageSocket left(pair.ends[0], 0), right(pair.ends[1], 0);
+  Bytes large(3 << 20);
+  for (size_t i = 0; i < large.size(); ++i) large[i] = std::byte(i * 7 % 251);
+  std::thread sender([&] {
+    left.send(MessageType::kExecute, large);
+    left.send(MessageType::kClose);
+  });
+  const Message first = right.receive(), second = right.receive();
+  sender.join();
+  CHECK(first.type == MessageType::kExecute && first.payload == large);
+  CHECK(second.type == MessageType::kClose && second.payload.empty());
+}
+
+TEST(a_closed_connection_is_lost_and_garbage_is_no_message) {
+  Pair pair;
+  MessageSocket left(pair.ends[0], 0);
+  const char garbage[64] = "GET / HTTP/1.1";
+  CHECK_EQ(write(pair.ends[1], garbage, sizeof garbage), static_cast<ssize_t>(sizeof garbage));
+  CHECK_EQ(thrown<ProtocolError>([&] { left.receive(); }), std::string("what it sends is no message of trunnion"));
+  close(pair.ends[1]);
+  CHECK(thrown<ConnectionLost>([&] {
+          left.send(MessageType::kClose);
+          left.send(MessageType::kClose);
+        }) != "nothing was thrown");
+}
+
+TEST(who_does_not_read_is_lost_after_the_timeout) {
+  Pair pair;
+  MessageSocket left(pair.ends[0], 0.05);
+  const Bytes large(64 << 20);
+  CHECK_EQ(thrown<ConnectionLost>([&] { left.send(MessageType::kExecute, large); }),
+           std::string("it does not read what it is sent"));
+  close(pair.ends[1]);
+}
+
+TEST(only_connected_stream_sockets_are_taken) {
+  int ends[2];
+  CHECK_EQ(pipe(ends), 0);
+  CHECK(thrown<std::invalid_argument>([&] { MessageSocket(ends[0], 0); }).find("is no connected stream socket") !=
+        std::string::npos);
+  close(ends[0]);
+  close(ends[1]);
+}
