@@ -174,6 +174,37 @@ def test_bad_requests_are_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("options", ["window=0", "window=7,csr=1", "window=6,recurrent=1"])
+def test_embeddings_do_not_depend_on_company(host: Open, options: str) -> None:
+    model = f"null:pooled=23,{options}"
+    single = host(model=model, prefix_caching=False)
+    expected = [single.embed(prompt) for prompt in some_prompts()]
+    assert {len(vector) for vector in expected} == {23} == {single.embedding_width}
+    for changes in ({}, {"max_num_tokens": 8}, {"kv_blocks": 24}, {"prefix_caching": False}):
+        opened = host(model=model, **changes)
+        ids = [opened.submit_embedding(prompt) for prompt in some_prompts()]
+        events = [opened.next_event(request_id) for request_id in ids]
+        assert [event.embedding for event in events if event is not None] == expected
+        assert {(event.reason, event.num_output_tokens) for event in events if event is not None} == {("stop", 0)}
+        stats = opened.stats()
+        assert (stats.blocks_used, stats.output_tokens, stats.decode_tokens < len(ids)) == (0, 0, True)
+
+
+def test_a_model_serves_one_kind_of_request(host: Open) -> None:
+    pools, speaks = host(model="null:pooled=5"), host()
+    assert (pools.embedding_width, speaks.embedding_width) == (5, 0)
+    with pytest.raises(InvalidError, match="kind is generate, but this model pools embeddings"):
+        pools.submit([1, 2])
+    with pytest.raises(InvalidError, match="kind is embed, but this model makes logits"):
+        speaks.embed([1, 2])
+    with pytest.raises(InvalidError, match="the prompt has 129 tokens, max_model_len is 128"):
+        pools.embed([1] * 129)
+    assert len(pools.embed([1] * 128)) == 5
+    pools.close()
+    with pytest.raises(ClosedError):
+        pools.embed([1])
+
+
 def test_requests_that_never_fit_are_refused(host: Open) -> None:
     with pytest.raises(InvalidError, match="need 11 blocks of cache group 0, its pool has 9"):
         host(kv_blocks=10).submit([1] * 30, SamplingParams(max_tokens=12))
@@ -292,5 +323,7 @@ def test_constants_are_the_headers() -> None:
         assert f"#define {name} {value}" in text
     for name in ("OK", "TIMEOUT", "INVALID", "UNKNOWN_REQUEST", "CLOSED", "DEAD"):
         assert f"TRN_HOST_{name} = {getattr(abi, name)}" in text
+    for name in ("EVENT_TOKEN", "EVENT_FINISHED", "REQUEST_GENERATE", "REQUEST_EMBED"):
+        assert f"TRN_{name} = {getattr(abi, name)}" in text
     for value, name in enumerate(abi.FINISH_REASONS):
         assert f"TRN_FINISH_{name.upper() or 'NONE'} = {value}" in text

@@ -59,6 +59,8 @@ struct GroupState {
 }  // namespace
 
 struct trn_executor {
+  int32_t width() const { return config.pooled_width > 0 ? config.pooled_width : config.vocab_size; }
+
   fake::Config config;
   trn_limits limits{};
   std::thread::id thread = std::this_thread::get_id();
@@ -78,7 +80,7 @@ struct trn_executor {
     query_start_loc.resize(seqs + 1);
     seq_lens.resize(seqs);
     logits_indices.resize(limits.max_logits_rows);
-    logits.resize(size_t(limits.max_logits_rows) * config.vocab_size);
+    logits.resize(size_t(limits.max_logits_rows) * size_t(width()));
     for (const fake::Group& spec : config.groups) {
       GroupState& group = groups.emplace_back();
       group.spec = spec;
@@ -235,9 +237,9 @@ void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
     for (const GroupState& group : groups) {
       if (group.spec.kind != TRN_CACHE_RECURRENT) hash = mix(hash, context(group, request, positions[token]));
     }
-    for (int32_t id = 0; id < config.vocab_size; ++id) {
-      float& logit = logits[size_t(n) * config.vocab_size + id];
-      logit = input_ids[token] == config.nan_token ? NAN : float(mix(hash, uint64_t(id)) >> 40) / 2097152.0f - 4.0f;
+    for (int32_t id = 0; id < width(); ++id) {
+      float& value = logits[size_t(n) * width() + id];
+      value = input_ids[token] == config.nan_token ? NAN : float(mix(hash, uint64_t(id)) >> 40) / 2097152.0f - 4.0f;
     }
   }
 }
@@ -288,6 +290,8 @@ trn_status trn_executor_model_info(trn_executor* executor, trn_model_info* info)
   info->num_groups = static_cast<int32_t>(executor->groups.size());
   info->accepts_upper_bound_lens = 0;
   info->num_buffer_sets = 2;
+  info->output_kind = executor->config.pooled_width > 0 ? TRN_OUTPUT_POOLED : TRN_OUTPUT_LOGITS;
+  info->output_width = executor->width();
   return TRN_OK;
 }
 
@@ -334,7 +338,7 @@ trn_status trn_executor_input_buffers(trn_executor* executor, int32_t, trn_input
   buffers->seq_lens = executor->seq_lens.data();
   buffers->logits_indices = executor->logits_indices.data();
   buffers->groups = executor->group_buffers.data();
-  buffers->logits = executor->logits.data();
+  (executor->config.pooled_width > 0 ? buffers->pooled : buffers->logits) = executor->logits.data();
   return TRN_OK;
 }
 
@@ -366,7 +370,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
   executor->stats.refused += status == TRN_REFUSED;
   executor->stats.failed += status == TRN_FAILED;
   output->num_logits = batch->num_logits;
-  output->logits = executor->logits.data();
+  (executor->config.pooled_width > 0 ? output->pooled : output->logits) = executor->logits.data();
   output->fence = executor->step;
   return status;
 }

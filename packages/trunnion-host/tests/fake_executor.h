@@ -21,6 +21,8 @@ struct Group {
 struct Config {
   std::vector<Group> groups{{}};
   int32_t vocab_size = 50;
+  // Columns of pooled rows; 0 = the executor makes logits.
+  int32_t pooled_width = 0;
   uint32_t required_fields = 0;
   // Asked at each execute, counted from 1, after the checks. Anything but TRN_OK leaves the step's slots ruined, unless
   // REFUSED. May block.

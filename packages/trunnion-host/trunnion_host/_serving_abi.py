@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trunnion_host
-from trunnion_host._api import ABI_VERSION, CONTRACT_VERSION, CreateOptions, ExecutorStats, Limits
+from trunnion_host._api import ABI_VERSION, CONTRACT_VERSION, CreateOptions, ExecutorStats, Limits, ModelInfo
 
 if TYPE_CHECKING:
     from trunnion_host.serving_types import HostConfig, SamplingParams
@@ -32,6 +32,7 @@ ERROR_SIZE = 256
 
 OK, TIMEOUT, INVALID, UNKNOWN_REQUEST, CLOSED, DEAD = range(6)
 EVENT_TOKEN, EVENT_FINISHED = 1, 2
+REQUEST_GENERATE, REQUEST_EMBED = range(2)
 FINISH_REASONS = ("", "stop", "length", "cancelled", "error")
 
 
@@ -92,6 +93,7 @@ class HostRequest(ctypes.Structure):
         ("num_stop_ids", c_int32),
         ("num_eos_ids", c_int32),
         ("sampling", HostSampling),
+        ("kind", c_int32),
     ]
 
 
@@ -115,6 +117,9 @@ class HostEvent(ctypes.Structure):
         ("num_preemptions", c_int32),
         ("seed", c_uint64),
         ("error", c_char * ERROR_SIZE),
+        ("embedding", POINTER(c_float)),
+        ("embedding_capacity", c_int32),
+        ("embedding_size", c_int32),
     ]
 
 
@@ -123,6 +128,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trn_host_submit": (c_int32, [c_void_p, POINTER(HostRequest), POINTER(c_uint64), c_char_p, c_size_t]),
     "trn_host_next_event": (c_int32, [c_void_p, c_uint64, c_int64, POINTER(HostEvent)]),
     "trn_host_cancel": (c_int32, [c_void_p, c_uint64]),
+    "trn_host_model_info": (c_int32, [c_void_p, POINTER(ModelInfo)]),
     "trn_host_stats_json": (c_size_t, [c_void_p, c_char_p, c_size_t]),
     "trn_host_warm_up_report": (c_size_t, [c_void_p, c_char_p, c_size_t]),
     "trn_host_get_worker_stats": (c_int32, [c_void_p, c_int32, POINTER(ExecutorStats)]),
@@ -227,3 +233,22 @@ def host_request(token_ids: Sequence[int], sampling: SamplingParams) -> HostRequ
             num_logprobs=-1 if sampling.num_logprobs is None else sampling.num_logprobs,
         ),
     )
+
+
+def embed_request(token_ids: Sequence[int]) -> HostRequest:
+    """As `host_request`, for a model that pools: nothing is sampled."""
+    return HostRequest(
+        struct_size=ctypes.sizeof(HostRequest),
+        num_tokens=len(token_ids),
+        token_ids=_ids(token_ids),
+        sampling=HostSampling(struct_size=ctypes.sizeof(HostSampling)),
+        kind=REQUEST_EMBED,
+    )
+
+
+def host_event(embedding_width: int) -> HostEvent:
+    """An event to be filled, with memory for an embedding of so many floats."""
+    event = HostEvent(struct_size=ctypes.sizeof(HostEvent), embedding_capacity=embedding_width)
+    if embedding_width:
+        event.embedding = (c_float * embedding_width)()
+    return event

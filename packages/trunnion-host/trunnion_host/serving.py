@@ -1,4 +1,4 @@
-"""The reference serving host from Python: submit token ids, read events; the loop and its thread are C++."""
+"""The reference serving host from Python: submit token ids, read events or embeddings; its loop is a C++ thread."""
 
 from __future__ import annotations
 
@@ -83,24 +83,53 @@ class ServingHost:
         options = abi.host_options(config, self._workers.sockets, self._workers.init_method)
         status = self._library.trn_host_create(ctypes.byref(options), ctypes.byref(self._handle), error, len(error))
         _check(status, error.value.decode(errors="replace"))
+        info = _api.ModelInfo(struct_size=ctypes.sizeof(_api.ModelInfo))
+        _check(self._library.trn_host_model_info(self._handle, ctypes.byref(info)), "model_info")
+        self.embedding_width = info.output_width if info.output_kind == _api.OUTPUT_POOLED else 0
+        """Length of an embedding; 0: the model generates."""
 
     def submit(self, token_ids: Sequence[int], sampling: SamplingParams | None = None) -> int:
         """Queue a prompt and return the request's id; without `sampling` it is greedy to the limit.
 
         Raises:
-            InvalidError: an id outside the vocabulary, a parameter outside its limits, or a prompt that can never fit.
+            InvalidError: an id outside the vocabulary, a parameter outside its limits, a prompt that can never fit; or
+                the model pools embeddings.
             ClosedError, DeadError: the host takes no requests any more.
         """
         sampling = sampling if sampling is not None else SamplingParams()
-        request = abi.host_request(token_ids, sampling)
+        request_id = self._submit(abi.host_request(token_ids, sampling))
+        if sampling.num_logprobs is not None:
+            self._logprobs.add(request_id)
+        return request_id
+
+    def submit_embedding(self, token_ids: Sequence[int]) -> int:
+        """Queue a text to embed and return the request's id; its finished event carries the embedding.
+
+        Raises:
+            InvalidError: as `submit`; or the model generates.
+            ClosedError, DeadError: the host takes no requests any more.
+        """
+        return self._submit(abi.embed_request(token_ids))
+
+    def embed(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """The embedding of a text, `embedding_width` floats.
+
+        Raises:
+            InvalidError, ClosedError, DeadError: as `submit_embedding`.
+            HostError: the request ended without an embedding.
+        """
+        (event,) = self.stream(self.submit_embedding(token_ids))
+        if event.embedding is None:
+            raise HostError(event.error or f"the request was {event.reason}")
+        return event.embedding
+
+    def _submit(self, request: abi.HostRequest) -> int:
         request_id = ctypes.c_uint64()
         error = ctypes.create_string_buffer(512)
         status = self._library.trn_host_submit(
             self._handle, ctypes.byref(request), ctypes.byref(request_id), error, len(error)
         )
         _check(status, error.value.decode(errors="replace"))
-        if sampling.num_logprobs is not None:
-            self._logprobs.add(request_id.value)
         return request_id.value
 
     def next_event(self, request_id: int | None = None, timeout: float | None = None) -> Event | None:
@@ -110,7 +139,7 @@ class ServingHost:
             UnknownRequestError: the request's finished event has been read, or there is no such request.
             ClosedError, DeadError: no event will come any more.
         """
-        event = abi.HostEvent(struct_size=ctypes.sizeof(abi.HostEvent))
+        event = abi.host_event(self.embedding_width)
         rest_ms = None if timeout is None else max(0, round(timeout * 1000))
         while True:
             wait_ms = POLL_MS if rest_ms is None else min(POLL_MS, rest_ms)
@@ -236,6 +265,7 @@ class ServingHost:
             num_output_tokens=event.num_output_tokens,
             num_preemptions=event.num_preemptions,
             seed=event.seed,
+            embedding=tuple(event.embedding[: event.embedding_size]) if event.embedding_size else None,
         )
 
 

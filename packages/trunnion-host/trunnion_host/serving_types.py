@@ -114,6 +114,8 @@ class Event:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     seed: int = 0
+    embedding: tuple[float, ...] | None = None
+    """In the finished event of a text to embed, whose reason then is `stop`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-/* The reference serving host in plain C: submit token ids, read events, from any thread.
+/* The reference serving host in plain C: submit token ids, read tokens or embeddings as events, from any thread.
  *
  * One host owns one executor and one loop thread; the loop thread creates the executor and makes every call on it. Each
  * step is one `trn_executor_execute`. Functions that return a status write one line to `error` (which may be NULL) when
@@ -64,6 +64,9 @@ typedef struct trn_host_sampling {
   int32_t num_logprobs; /* -1 = none, 0 = of the sampled token, n = and of the n most likely; of the raw logits */
 } trn_host_sampling;
 
+/* What a model makes decides which kind it serves; the other one is refused. See trn_host_model_info. */
+enum { TRN_REQUEST_GENERATE = 0, TRN_REQUEST_EMBED = 1 };
+
 typedef struct trn_host_request {
   uint32_t struct_size;
   int32_t num_tokens;
@@ -72,6 +75,7 @@ typedef struct trn_host_request {
   const int32_t *eos_ids;  /* the same, unless ignore_eos */
   int32_t num_stop_ids, num_eos_ids;
   trn_host_sampling sampling;
+  int32_t kind; /* TRN_REQUEST_*; an embed request reads no sampling, no stop_ids and no eos_ids */
 } trn_host_request;
 
 /* Ids count from 1. A request that can never run (empty, too long, more blocks than the pool has) is refused here. */
@@ -81,7 +85,7 @@ TRN_API trn_host_status trn_host_submit(trn_host *host, const trn_host_request *
 enum { TRN_EVENT_TOKEN = 1, TRN_EVENT_FINISHED = 2 };
 enum {
   TRN_FINISH_NONE = 0,
-  TRN_FINISH_STOP = 1,
+  TRN_FINISH_STOP = 1, /* or the embedding is there */
   TRN_FINISH_LENGTH = 2,
   TRN_FINISH_CANCELLED = 3,
   TRN_FINISH_ERROR = 4
@@ -106,14 +110,22 @@ typedef struct trn_host_event {
   int32_t num_preemptions;
   uint64_t seed;
   char error[TRN_HOST_ERROR_SIZE];
+  /* TRN_EVENT_FINISHED of an embed request: the caller sets memory and its size, output_width floats are written */
+  float *embedding;
+  int32_t embedding_capacity;
+  int32_t embedding_size; /* written: output_width, or 0 if there is no embedding */
 } trn_host_event;
 
-/* The next event of one request, or of any (request_id 0). timeout_ms < 0 waits for ever. */
+/* The next event of one request, or of any (request_id 0). timeout_ms < 0 waits for ever. An event whose embedding does
+ * not fit is not taken: TRN_HOST_INVALID. */
 TRN_API trn_host_status trn_host_next_event(trn_host *host, uint64_t request_id, int64_t timeout_ms,
                                             trn_host_event *event);
 
 /* The request ends with reason cancelled, its blocks are free by then. Cancelling twice, or too late, is harmless. */
 TRN_API trn_host_status trn_host_cancel(trn_host *host, uint64_t request_id);
+
+/* What the executor says of its model: vocabulary, output kind and width. */
+TRN_API trn_host_status trn_host_model_info(trn_host *host, trn_model_info *info);
 
 typedef struct trn_host_stats {
   uint32_t struct_size;

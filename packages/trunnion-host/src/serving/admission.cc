@@ -40,9 +40,9 @@ uint64_t random_seed() {
 void Admission::check_ids(const char* field, const int32_t* ids, int32_t count) const {
   require(count >= 0 && (count == 0 || ids != nullptr), field, count, "a list of ids");
   for (int32_t i = 0; i < count; ++i) {
-    if (ids[i] >= 0 && ids[i] < vocab_size_) continue;
+    if (ids[i] >= 0 && ids[i] < model_.vocab_size) continue;
     throw std::invalid_argument(std::string(field) + "[" + std::to_string(i) + "] is " + std::to_string(ids[i]) +
-                                ", the vocabulary has ids 0 ... " + std::to_string(vocab_size_ - 1));
+                                ", the vocabulary has ids 0 ... " + std::to_string(model_.vocab_size - 1));
   }
 }
 
@@ -63,21 +63,34 @@ int32_t Admission::max_total_tokens(const trn_host_request& submitted) const {
   return total;
 }
 
-std::unique_ptr<Request> Admission::admit(const trn_host_request& submitted) const {
-  if (submitted.num_tokens < 1) throw std::invalid_argument("the prompt has no tokens");
-  check_ids("token_ids", submitted.token_ids, submitted.num_tokens);
+int32_t Admission::embedded_tokens(const trn_host_request& submitted) const {
+  if (submitted.num_tokens > limits_.max_model_len) {
+    throw std::invalid_argument("the prompt has " + std::to_string(submitted.num_tokens) +
+                                " tokens, max_model_len is " + std::to_string(limits_.max_model_len));
+  }
+  const auto reason = cache_.refuse(submitted.num_tokens);
+  if (reason) throw std::invalid_argument("the request can never fit: " + *reason);
+  return submitted.num_tokens;
+}
+
+void Admission::check_kind(int32_t kind) const {
+  require(kind == TRN_REQUEST_GENERATE || kind == TRN_REQUEST_EMBED, "kind", kind, "0 (generate) or 1 (embed)");
+  const bool pools = model_.output_kind == TRN_OUTPUT_POOLED;
+  if (kind == TRN_REQUEST_EMBED && !pools) {
+    throw std::invalid_argument("kind is embed, but this model makes logits: it serves generate requests");
+  }
+  if (kind == TRN_REQUEST_GENERATE && pools) {
+    throw std::invalid_argument("kind is generate, but this model pools embeddings: it serves embed requests");
+  }
+}
+
+void Admission::read_sampling(const trn_host_request& submitted, Request& request) const {
   check_ids("stop_ids", submitted.stop_ids, submitted.num_stop_ids);
   check_ids("eos_ids", submitted.eos_ids, submitted.num_eos_ids);
   check_sampling(submitted.sampling);
-
-  auto request = std::make_unique<Request>();
-  request->sampling = submitted.sampling;
-  if (!submitted.sampling.has_seed) request->sampling.seed = random_seed();
-  request->max_total_tokens = max_total_tokens(submitted);
-  request->tokens.reserve(static_cast<size_t>(request->max_total_tokens));
-  request->tokens.assign(submitted.token_ids, submitted.token_ids + submitted.num_tokens);
-  request->num_prompt_tokens = submitted.num_tokens;
-  auto& stop_ids = request->stop_ids;
+  request.sampling = submitted.sampling;
+  if (!submitted.sampling.has_seed) request.sampling.seed = random_seed();
+  auto& stop_ids = request.stop_ids;
   if (submitted.num_stop_ids > 0) {
     stop_ids.assign(submitted.stop_ids, submitted.stop_ids + submitted.num_stop_ids);
   }
@@ -85,6 +98,19 @@ std::unique_ptr<Request> Admission::admit(const trn_host_request& submitted) con
     stop_ids.insert(stop_ids.end(), submitted.eos_ids, submitted.eos_ids + submitted.num_eos_ids);
   }
   std::sort(stop_ids.begin(), stop_ids.end());
+}
+
+std::unique_ptr<Request> Admission::admit(const trn_host_request& submitted) const {
+  check_kind(submitted.kind);
+  if (submitted.num_tokens < 1) throw std::invalid_argument("the prompt has no tokens");
+  check_ids("token_ids", submitted.token_ids, submitted.num_tokens);
+  const bool embeds = submitted.kind == TRN_REQUEST_EMBED;
+  auto request = std::make_unique<Request>();
+  if (!embeds) read_sampling(submitted, *request);
+  request->max_total_tokens = embeds ? embedded_tokens(submitted) : max_total_tokens(submitted);
+  request->tokens.reserve(static_cast<size_t>(request->max_total_tokens));
+  request->tokens.assign(submitted.token_ids, submitted.token_ids + submitted.num_tokens);
+  request->num_prompt_tokens = submitted.num_tokens;
   return request;
 }
 

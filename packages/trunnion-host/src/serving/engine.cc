@@ -54,6 +54,7 @@ void Engine::run(std::promise<void>& ready) {
   try {
     worker = std::make_unique<Worker>(options_, hub_, board_, watchdog_, workers_);
     warm_up_report_ = worker->warm_up_report();
+    model_info_ = worker->model_info();
     admission_ = &worker->admission();
     serving_ = true;
   } catch (...) {

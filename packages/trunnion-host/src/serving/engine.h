@@ -36,6 +36,7 @@ class Engine {
   HostStats stats() const { return board_.read(); }
   distributed::Workers& workers() { return workers_; }
   const std::string& warm_up_report() const { return warm_up_report_; }
+  const trn_model_info& model_info() const { return model_info_; }
 
  private:
   // What callers have asked of the loop thread since it looked last.
@@ -60,6 +61,7 @@ class Engine {
   distributed::Workers workers_;
   Watchdog watchdog_;
   std::string warm_up_report_;
+  trn_model_info model_info_{};
   const Admission* admission_ = nullptr;  // of the worker; read under inbox_mutex_
 
   std::mutex inbox_mutex_;

@@ -38,6 +38,13 @@ void write_finish(const FinishEvent& finish, trn_host_event& event) {
   event.num_preemptions = finish.num_preemptions;
   event.seed = finish.seed;
   std::snprintf(event.error, sizeof event.error, "%s", finish.error.c_str());
+  event.embedding_size = static_cast<int32_t>(finish.embedding.size());
+  std::copy(finish.embedding.begin(), finish.embedding.end(), event.embedding);
+}
+
+bool has_room(const FinishEvent& finish, const trn_host_event& event) {
+  if (finish.embedding.empty()) return true;
+  return event.embedding != nullptr && event.embedding_capacity >= std::ssize(finish.embedding);
 }
 
 }  // namespace
@@ -110,8 +117,7 @@ trn_host_status EventHub::next_of(Lock& lock, std::shared_ptr<Channel> channel, 
   const auto ready = [&] { return channel->gone || has_event(*channel); };
   if (!wait_until(channel->readable, lock, deadline, ready)) return TRN_HOST_TIMEOUT;
   if (channel->gone) return TRN_HOST_UNKNOWN_REQUEST;
-  take(lock, channel, event);
-  return TRN_HOST_OK;
+  return take(lock, channel, event);
 }
 
 trn_host_status EventHub::next_of_any(Lock& lock, const Deadline& deadline, trn_host_event& event) {
@@ -128,11 +134,10 @@ trn_host_status EventHub::next_of_any(Lock& lock, const Deadline& deadline, trn_
   if (!wait_until(any_readable_, lock, deadline, ready)) return TRN_HOST_TIMEOUT;
   if (channel == nullptr) return TRN_HOST_CLOSED;
   last_any_ = channel->id;
-  take(lock, channel, event);
-  return TRN_HOST_OK;
+  return take(lock, channel, event);
 }
 
-void EventHub::take(Lock& lock, const std::shared_ptr<Channel>& channel, trn_host_event& event) {
+trn_host_status EventHub::take(Lock& lock, const std::shared_ptr<Channel>& channel, trn_host_event& event) {
   event.request_id = channel->id;
   bool made_room = false;
   if (!channel->tokens.empty()) {
@@ -140,6 +145,7 @@ void EventHub::take(Lock& lock, const std::shared_ptr<Channel>& channel, trn_hos
     channel->tokens.pop_front();
     made_room = channel->num_waiting-- == capacity_;
   } else {
+    if (!has_room(*channel->finish, event)) return TRN_HOST_INVALID;
     write_finish(*channel->finish, event);
     channel->gone = true;
     channels_.erase(channel->id);
@@ -149,6 +155,7 @@ void EventHub::take(Lock& lock, const std::shared_ptr<Channel>& channel, trn_hos
   }
   lock.unlock();
   if (made_room) on_room_();
+  return TRN_HOST_OK;
 }
 
 }  // namespace trunnion::serving

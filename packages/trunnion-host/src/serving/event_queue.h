@@ -31,6 +31,7 @@ struct FinishEvent {
   int32_t num_prompt_tokens = 0, num_cached_tokens = 0, num_output_tokens = 0, num_preemptions = 0;
   uint64_t seed = 0;
   std::string error;
+  std::vector<float> embedding = {};
 };
 
 // Filled and emptied under the hub's lock; only `num_waiting` is read without it.
@@ -68,7 +69,8 @@ class EventHub {
   trn_host_status next_of(Lock& lock, std::shared_ptr<Channel> channel, const Deadline& deadline,
                           trn_host_event& event);
   trn_host_status next_of_any(Lock& lock, const Deadline& deadline, trn_host_event& event);
-  void take(Lock& lock, const std::shared_ptr<Channel>& channel, trn_host_event& event);
+  // INVALID when the reader's memory cannot hold the event's embedding.
+  trn_host_status take(Lock& lock, const std::shared_ptr<Channel>& channel, trn_host_event& event);
 
   const int32_t capacity_;
   const std::function<void()> on_room_;

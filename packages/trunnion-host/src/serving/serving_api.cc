@@ -71,13 +71,23 @@ trn_host_status trn_host_submit(trn_host* host, const trn_host_request* request,
 
 trn_host_status trn_host_next_event(trn_host* host, uint64_t request_id, int64_t timeout_ms, trn_host_event* event) {
   if (!has_size(event)) return TRN_HOST_INVALID;
+  float* const embedding = event->embedding;
+  const int32_t embedding_capacity = event->embedding_capacity;
   *event = {};
   event->struct_size = sizeof *event;
+  event->embedding = embedding;
+  event->embedding_capacity = embedding_capacity;
   event->stop_id = -1;
   return host->engine.next_event(request_id, timeout_ms, *event);
 }
 
 trn_host_status trn_host_cancel(trn_host* host, uint64_t request_id) { return host->engine.cancel(request_id); }
+
+trn_host_status trn_host_model_info(trn_host* host, trn_model_info* info) {
+  if (!has_size(info)) return TRN_HOST_INVALID;
+  *info = host->engine.model_info();
+  return TRN_HOST_OK;
+}
 
 trn_host_status trn_host_get_stats(trn_host* host, trn_host_stats* stats) {
   if (!has_size(stats)) return TRN_HOST_INVALID;

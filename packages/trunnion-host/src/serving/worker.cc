@@ -1,6 +1,8 @@
 #include "serving/worker.h"
 
+#include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <stdexcept>
 
 #include "serving/cache_sizing.h"
@@ -40,7 +42,7 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
   stats_.totals.prefix_caching = stats_.prefix_caching_off_reason.empty();
   for (size_t g = 0; g < groups.size(); ++g) stats_.totals.kv_bytes += groups[g].bytes_per_block * num_blocks[g];
   cache_.emplace(groups, num_blocks, stats_.totals.prefix_caching != 0);
-  admission_.emplace(options.executor.limits, model_info_.vocab_size, *cache_);
+  admission_.emplace(options.executor.limits, model_info_, *cache_);
   scheduler_.emplace(options.executor.limits, *cache_, hub_);
   builder_.emplace(cache_->groups(), model_info_.required_fields);
   flush();
@@ -135,6 +137,7 @@ void Worker::handle_failed(const std::string& text) {
 }
 
 void Worker::sample_all(const trn_forward_output& output) {
+  if (output.pooled != nullptr) return embed_all(output);
   const auto vocab_size = static_cast<size_t>(model_info_.vocab_size);
   const float* row = output.logits;
   for (const BatchEntry& entry : *batch_) {
@@ -159,6 +162,22 @@ void Worker::take(Request& request, Sample sample) {
   if (request.num_tokens() >= request.max_total_tokens) finish(request, TRN_FINISH_LENGTH);
 }
 
+void Worker::embed_all(const trn_forward_output& output) {
+  const float* row = output.pooled;
+  for (const BatchEntry& entry : *batch_) {
+    if (!entry.wants_logits) continue;
+    // The only copy the loop makes: the rows are lent until the next step on this set.
+    std::vector<float> embedding(row, row + model_info_.output_width);
+    row += model_info_.output_width;
+    const bool finite = std::all_of(embedding.begin(), embedding.end(), [](float value) { return std::isfinite(value); });
+    if (finite) {
+      finish(*entry.request, TRN_FINISH_STOP, "", -1, std::move(embedding));
+    } else {
+      finish(*entry.request, TRN_FINISH_ERROR, "the embedding holds NaN or infinity");
+    }
+  }
+}
+
 void Worker::count_step(double seconds, const trn_forward_batch& batch) {
   const int32_t num_prefill = batch.num_tokens - batch.num_decodes;
   stats_.totals.decode_tokens += static_cast<uint64_t>(batch.num_decodes);
@@ -167,7 +186,8 @@ void Worker::count_step(double seconds, const trn_forward_batch& batch) {
   stats_.totals.prefill_seconds += seconds * num_prefill / batch.num_tokens;
 }
 
-void Worker::finish(Request& request, int32_t reason, const std::string& error, int32_t stop_id) {
+void Worker::finish(Request& request, int32_t reason, const std::string& error, int32_t stop_id,
+                    std::vector<float> embedding) {
   scheduler_->remove(request);
   trace_.finished(request, reason);
   finishes_out_.emplace_back(request.channel, FinishEvent{.reason = reason,
@@ -177,7 +197,8 @@ void Worker::finish(Request& request, int32_t reason, const std::string& error, 
                                                           .num_output_tokens = request.num_outputs(),
                                                           .num_preemptions = request.num_preemptions,
                                                           .seed = request.sampling.seed,
-                                                          .error = error});
+                                                          .error = error,
+                                                          .embedding = std::move(embedding)});
   requests_.erase(request.id);
 }
 

@@ -31,6 +31,7 @@ class Worker {
   ~Worker() { workers_.close(); }
 
   const Admission& admission() const { return *admission_; }
+  const trn_model_info& model_info() const { return model_info_; }
   const std::string& warm_up_report() const { return warm_up_report_; }
 
   void add(std::unique_ptr<Request> request);
@@ -53,8 +54,10 @@ class Worker {
   void handle_failed(const std::string& text);
   void sample_all(const trn_forward_output& output);
   void take(Request& request, Sample sample);
+  void embed_all(const trn_forward_output& output);
   void count_step(double seconds, const trn_forward_batch& batch);
-  void finish(Request& request, int32_t reason, const std::string& error = "", int32_t stop_id = -1);
+  void finish(Request& request, int32_t reason, const std::string& error = "", int32_t stop_id = -1,
+              std::vector<float> embedding = {});
   // Show the figures first, then send the events: who reads an event finds its effects in the stats.
   void flush();
 
