@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from capture.memory import SimulatedPool, non_owning
+from capture.refusals import SimulatedFault, is_host_read, why_it_waits
+from capture.stream import SimulatedStream
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
-
-from capture.memory import SimulatedPool, non_owning
-from capture.refusals import SimulatedFault, is_host_read, why_it_waits
-from capture.stream import SimulatedStream
 
 EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators that only take memory."""
@@ -109,9 +108,10 @@ class SimulatedCapture(TorchDispatchMode):
         if not made:
             # A view: the same memory, which no replay has to make again.
             return result
-        moved = {id(tensor): self._move(tensor) for tensor in made}
+        is_empty = func._schema.name.removeprefix("aten::") in EMPTY
+        moved = {id(tensor): self._move(tensor, is_empty) for tensor in made}
         placed = tree_map_only(torch.Tensor, lambda tensor: moved.get(id(tensor), tensor), result)
-        if func._schema.name.removeprefix("aten::") not in EMPTY:
+        if not is_empty:
             self._note_made(func, args, kwargs, placed)
         return placed
 
@@ -124,10 +124,9 @@ class SimulatedCapture(TorchDispatchMode):
                 return func._op_dk(EXPANDED, *args, **kwargs)
             return func.decompose(*args, **kwargs)
 
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _move(self, tensor: torch.Tensor, is_empty: bool) -> torch.Tensor:
         placed = self.pool.empty(tensor.shape, tensor.stride(), tensor.dtype)
-        placed.copy_(tensor)
-        return placed
+        return placed if is_empty else placed.copy_(tensor)
 
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         args, kwargs = tree_map_only(torch.Tensor, self._address, (args, kwargs))

@@ -9,7 +9,6 @@ from collections import deque
 
 import numpy as np
 import torch
-
 from capture.refusals import SimulatedFault
 
 ALIGNMENT = 64

@@ -8,13 +8,12 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
-
 from capture.memory import non_owning
 from capture.refusals import is_host_read, why_it_waits
 from capture.stream import SimulatedStream
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 aten = torch.ops.aten
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from capture import SimulatedPool, SimulatedStream
+from trunnion_sim.runner import GraphRunner
 
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
@@ -16,7 +17,6 @@ from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
-from trunnion_sim.runner import GraphRunner
 
 
 class SimHardware(ReferenceHardware):

@@ -1,0 +1,1 @@
+"""Tests on simulated devices; each simulation says what it does not prove."""
