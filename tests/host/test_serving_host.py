@@ -162,8 +162,10 @@ def test_timeouts_return_none(host: Open) -> None:
         ([1] * 128, SamplingParams(), "max_model_len is 128"),
         ([1], SamplingParams(top_p=0.0), "top_p is 0.000000, expected above 0 and at most 1"),
         ([1], SamplingParams(stop_ids=[500]), "stop_ids[0] is 500"),
+        ([1], SamplingParams(max_tokens=2**32), "max_tokens is 4294967296, which does not fit 32 bits"),
+        ([1], SamplingParams(temperature=1.0, top_k=2**32 + 1), "top_k is 4294967297"),
     ],
-    ids=["empty", "vocabulary", "overflow", "too-long", "top_p", "stop_ids"],
+    ids=["empty", "vocabulary", "overflow", "too-long", "top_p", "stop_ids", "max_tokens", "top_k"],
 )
 def test_bad_requests_are_refused_by_name(
     host: Open, token_ids: list[int], sampling: SamplingParams, words: str
@@ -218,8 +220,10 @@ def test_requests_that_never_fit_are_refused(host: Open) -> None:
         ({"queue_size": 0}, "queue_size is 0"),
         ({"num_blocks": (9,)}, "num_blocks has 1 entries"),
         ({"kv_bytes": 5}, "kv_bytes is 5"),
+        ({"kv_blocks": 2**32 + 9}, "kv_blocks is 4294967305, which does not fit 32 bits"),
+        ({"max_num_tokens": 2**32 + 64}, "max_num_tokens is 4294967360"),
     ],
-    ids=["model", "hardware", "queue_size", "num_blocks", "kv_bytes"],
+    ids=["model", "hardware", "queue_size", "num_blocks", "kv_bytes", "kv_blocks", "max_num_tokens"],
 )
 def test_bad_options_are_refused_by_name(host: Open, changes: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidError) as caught:

@@ -19,13 +19,16 @@ from ctypes import (
     c_void_p,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trunnion_host
 from trunnion_host._api import ABI_VERSION, CONTRACT_VERSION, CreateOptions, ExecutorStats, Limits, ModelInfo
+from trunnion_host.serving_types import InvalidError
 
 if TYPE_CHECKING:
     from trunnion_host.serving_types import HostConfig, SamplingParams
+
+Struct = TypeVar("Struct", bound=ctypes.Structure)
 
 MAX_LOGPROBS = 20
 ERROR_SIZE = 256
@@ -157,10 +160,20 @@ def _ids(ids: Sequence[int]) -> ctypes.Array[c_int32]:
     return (c_int32 * len(ids))(*ids)
 
 
+def _filled(kind: type[Struct], **values: Any) -> Struct:
+    """A struct of `values`. ctypes would wrap a number that is too large around to one that may be allowed."""
+    struct = kind(struct_size=ctypes.sizeof(kind)) if kind._fields_[0][0] == "struct_size" else kind()
+    for name, value in values.items():
+        setattr(struct, name, value)
+        if isinstance(value, int) and getattr(struct, name) != value:
+            raise InvalidError(f"{name} is {value}, which does not fit {8 * getattr(kind, name).size} bits")
+    return struct
+
+
 def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOptions:
     """What the executor of one rank is created with; it keeps the memory it points to alive."""
-    return CreateOptions(
-        struct_size=ctypes.sizeof(CreateOptions),
+    return _filled(
+        CreateOptions,
         abi_version=ABI_VERSION,
         contract_version=CONTRACT_VERSION,
         model=config.model.encode(),
@@ -171,12 +184,13 @@ def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOpt
         tp_size=config.tp_size,
         tp_init_method=init_method.encode(),
         show_progress=config.show_progress and rank == 0,
-        limits=Limits(
-            config.max_num_tokens,
-            config.max_num_seqs,
-            config.max_model_len,
-            config.max_logits_rows or config.max_num_seqs,
-            config.block_size,
+        limits=_filled(
+            Limits,
+            max_num_tokens=config.max_num_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            max_logits_rows=config.max_logits_rows or config.max_num_seqs,
+            block_size=config.block_size,
         ),
     )
 
@@ -191,8 +205,8 @@ def worker_options(config: HostConfig, rank: int, socket: int, init_method: str)
 
 def host_options(config: HostConfig, worker_sockets: Sequence[int] = (), init_method: str = "") -> HostOptions:
     """`config` as the C struct; it keeps the memory it points to alive."""
-    return HostOptions(
-        struct_size=ctypes.sizeof(HostOptions),
+    return _filled(
+        HostOptions,
         queue_size=config.queue_size,
         prefix_caching=config.prefix_caching,
         exit_on_fatal=config.exit_on_fatal,
@@ -219,8 +233,8 @@ def host_request(token_ids: Sequence[int], sampling: SamplingParams) -> HostRequ
         eos_ids=_ids(sampling.eos_ids),
         num_stop_ids=len(sampling.stop_ids),
         num_eos_ids=len(sampling.eos_ids),
-        sampling=HostSampling(
-            struct_size=ctypes.sizeof(HostSampling),
+        sampling=_filled(
+            HostSampling,
             top_k=sampling.top_k,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
