@@ -88,3 +88,9 @@ def test_no_chat_template_is_one_line_and_exit_2(chat: Callable[..., Any], model
     outcome = chat("one")
     assert (outcome.code, outcome.err.count("\n"), outcome.host) == (2, 1, None)
     assert "no chat template" in outcome.err
+
+
+def test_line_that_is_not_utf8_is_refused_and_forgotten(chat: Callable[..., Any]) -> None:
+    outcome = chat("ab\udcff\nhello\n")
+    assert "the line is not UTF-8 at character 2" in outcome.err
+    assert [request.prompt for request in outcome.host.seen] == ["<s>[user]hello</s>[assistant]"]

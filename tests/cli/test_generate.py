@@ -187,13 +187,19 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "hardware": (["--hardware", "tpu", "x"], "unknown hardware 'tpu'; installed: "),
     "threads": (["--threads", "0", "x"], "--threads must be at least 1"),
     "tp": (["--tp", "0", "x"], "--tp must be at least 1"),
+    "many_processes": (["--tp", "100000", "x"], "--tp must be at most 64, got 100000"),
+    "many_threads": (["--threads", "100000", "x"], "--threads must be at most 1024, got 100000"),
     "kv_blocks": (["--kv-blocks", "1", "x"], "--kv-blocks must be at least 2"),
+    "kv_blocks_32_bits": (["--kv-blocks", "4294967305", "x"], "--kv-blocks must be at most 2147483647"),
+    "max_tokens_32_bits": (["--max-tokens", "4294967296", "x"], "--max-tokens must be from 1 to 2147483647"),
+    "top_k_32_bits": (["--top-k", "4294967297", "x"], "--top-k must be from 0 to 2147483647"),
     "max_model_len": (["--max-model-len", "1000", "x"], "--max-model-len 1000 is above the model's limit of 512"),
     "max_num_tokens": (["--max-num-tokens", "1", "x", "y"], "--max-num-tokens 1 is below"),
     "long_prompt": (["--max-model-len", "20", "a long prompt"], "the prompt has "),
     "long_second": (["--max-model-len", "40", "a", "x" * 50], "prompt 2 has "),
     "empty": ([""], "the prompt is empty"),
     "blank": (["a", " \n"], "prompt 2 is empty"),
+    "not_utf8": (["a", "ab\udcff"], "prompt 2 is not UTF-8 at character 2"),
     "option": (["--no-such-option", "x"], "--no-such-option"),
 }
 
@@ -235,14 +241,55 @@ def _rename(model: Path, name: str) -> None:
         (lambda model: (model / "config.json").unlink(), "no config.json"),
         (lambda model: (model / "config.json").write_text("{"), "not JSON"),
         (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer.json"),
+        (
+            lambda model: write(model / "generation_config.json", {"do_sample": True, "temperature": "hot"}),
+            "generation_config.json: temperature must be a number, got 'hot'",
+        ),
     ],
-    ids=["pickle_bin", "pickle_pth", "gguf_inside", "no_weights", "no_config", "bad_config", "no_tokenizer"],
+    ids=[
+        "pickle_bin",
+        "pickle_pth",
+        "gguf_inside",
+        "no_weights",
+        "no_config",
+        "bad_config",
+        "no_tokenizer",
+        "bad_generation",
+    ],
 )
 def test_unusable_model_is_one_line_and_exit_2(cli: Cli, model: Path, break_it: Any, message: str) -> None:
     break_it(model)
     outcome = generate(cli, model, "Hi")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert message in outcome.err
+
+
+def test_buffers_are_no_larger_than_the_largest_step(cli: Cli, model: Path) -> None:
+    limits = generate(
+        cli, model, "a", "b", "--max-model-len", "50", "--max-num-tokens", "2000000000"
+    ).host.options.limits
+    assert limits.max_num_tokens == 100
+
+
+def test_model_without_a_name_is_not_this_folder(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model)
+    outcome = cli("generate", "--model", "", "Hi")
+    assert outcome.code == 2 and "model '' does not exist" in outcome.err
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_closed_streams_are_empty_ones(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    assert generate(cli, model, "Hi").code == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert generate(cli, model).code == 2
+
+
+def test_stdin_that_is_not_utf8_is_one_line_and_exit_2(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff\xfe"), encoding="utf-8"))
+    outcome = generate(cli, model)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "the prompt is not UTF-8 at character 2" in outcome.err
 
 
 @pytest.mark.parametrize("name", ["absent", "weights.pt", "notes.txt"])

@@ -119,6 +119,12 @@ def test_help_is_plain(cli: Cli, command: str) -> None:
     assert command not in ("generate", "chat") or "Example: trunnion" in outcome.out
 
 
+def test_no_command_shows_the_help_as_it_is(cli: Cli) -> None:
+    outcome, asked = cli(), cli("--help")
+    assert (outcome.code, outcome.out, outcome.err) == (0, asked.out, "")
+    assert "\n  generate " in outcome.out
+
+
 def test_help_imports_no_torch() -> None:
     code = (
         "import sys; from trunnion.cli.main import run; run(['generate', '--help'], open_host=None); "

@@ -6,6 +6,7 @@ import sys
 
 from trunnion.cli.answers import catch_interrupt, follow
 from trunnion.cli.messages import UsageProblem, note
+from trunnion.cli.prompts import check_prompt
 from trunnion.cli.sampling_options import BLOCK_SIZE, SamplingOptions
 from trunnion.cli.session import ModelOptions, OpenHost, Session, SessionPlan
 
@@ -65,6 +66,11 @@ class _Conversation:
     def say(self, text: str) -> None:
         """Stream the answer; a line that does not fit is refused and forgotten."""
         messages = [*self._messages, {"role": "user", "content": text}]
+        try:
+            check_prompt(text, "the line")
+        except UsageProblem as problem:
+            note(str(problem))
+            return
         token_ids = self._plan.text.tokenizer.encode_chat(messages)
         try:
             self._plan.check_length(token_ids, "the conversation")

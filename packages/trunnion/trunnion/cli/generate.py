@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from trunnion.cli.answers import Answer, catch_interrupt, follow
-from trunnion.cli.messages import EXIT_INTERRUPTED, EXIT_UNEXPECTED, UsageProblem, note
+from trunnion.cli.messages import EXIT_INTERRUPTED, EXIT_UNEXPECTED, note
+from trunnion.cli.prompts import check_prompt, read_prompt
 from trunnion.cli.sampling_options import SamplingOptions, blocks_needed
 from trunnion.cli.session import ModelOptions, OpenHost, SessionPlan
 
@@ -26,10 +27,9 @@ def generate(
     open_host: OpenHost,
 ) -> int:
     """Print one answer per prompt; the exit code."""
-    texts = list(prompts) or [_read_stdin()]
+    texts = list(prompts) or [read_prompt()]
     for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            raise UsageProblem(f"{_name(number, texts)} is empty")
+        check_prompt(text, _name(number, texts))
     plan = SessionPlan(options, sampling)
     ids = [_tokens(plan, text, raw=raw) for text in texts]
     for number, token_ids in enumerate(ids, start=1):
@@ -45,12 +45,6 @@ def generate(
     for error in failed:
         note(f"trunnion: {error}")
     return EXIT_INTERRUPTED if interrupt.seen else EXIT_UNEXPECTED if failed else 0
-
-
-def _read_stdin() -> str:
-    if sys.stdin.isatty():
-        raise UsageProblem('no prompt; give one in quotes, or on stdin: echo "..." | trunnion generate --model ...')
-    return sys.stdin.read().removesuffix("\n")
 
 
 def _name(number: int, texts: Sequence[str]) -> str:

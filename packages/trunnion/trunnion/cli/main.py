@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from trunnion.cli.messages import guarded
+from trunnion.cli.messages import guarded, prepare_streams
 
 if TYPE_CHECKING:
     from trunnion.cli.host import Host, HostOptions
@@ -66,15 +66,12 @@ def _open_serving_host(options: HostOptions) -> Host:
 def run(arguments: Sequence[str], *, open_host: OpenHost) -> int:
     """Run one command; its exit code. 2 is a mistake of the user's, 130 Ctrl-C."""
     debug = "--debug" in arguments
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            # An answer may hold characters that the terminal's encoding lacks.
-            stream.reconfigure(errors="replace")
+    prepare_streams()
     app = build_app(open_host)
 
     def invoke() -> int:
         # A command without a return value, --help among them, has succeeded.
-        return app(args=list(arguments), prog_name="trunnion", standalone_mode=False) or 0
+        return app(args=list(arguments) or ["--help"], prog_name="trunnion", standalone_mode=False) or 0
 
     return guarded(invoke, debug=debug)
 
@@ -83,7 +80,6 @@ def build_app(open_host: OpenHost) -> typer.Typer:
     """The commands; `open_host` makes the host that generate and chat talk to."""
     app = typer.Typer(
         help="Run language models through trunnion's C++ serving host.",
-        no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,17 @@ EXIT_UNEXPECTED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 class UsageProblem(TrunnionError, ValueError):
     """An option or prompt that cannot be used as given."""
+
+
+def prepare_streams() -> None:
+    """Give the process the streams it was started without, and let none of them fail over a character."""
+    streams = {"stdin": ("r", "surrogateescape"), "stdout": ("w", "replace"), "stderr": ("w", "replace")}
+    for name, (mode, errors) in streams.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)
 
 
 def note(text: str) -> None:

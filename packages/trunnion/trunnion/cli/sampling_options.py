@@ -10,6 +10,8 @@ from trunnion.text.model_text import SamplingDefaults
 
 DEFAULT_MAX_MODEL_LEN = 4096
 BLOCK_SIZE = 16
+LARGEST = 2**31 - 1
+"""Counts cross into C++ in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +27,9 @@ class SamplingOptions:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("--max-tokens", self.max_tokens, 1, None)
+        _check("--max-tokens", self.max_tokens, 1, LARGEST)
         _check("--temperature", self.temperature, 0, 100)
-        _check("--top-k", self.top_k, 0, None)
+        _check("--top-k", self.top_k, 0, LARGEST)
         _check("--top-p", self.top_p, 0, 1, open_low=True)
         _check("--min-p", self.min_p, 0, 1)
         _check("--seed", self.seed, 0, 2**64 - 1)
@@ -54,7 +56,7 @@ def resolve_max_model_len(asked: int | None, model_limit: int | None) -> int:
     """Tokens per request: as asked, else the model's limit or 4096, whichever is less."""
     if asked is None:
         return min(model_limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
-    _check("--max-model-len", asked, 2, None)
+    _check("--max-model-len", asked, 2, LARGEST)
     if model_limit is not None and asked > model_limit:
         raise UsageProblem(f"--max-model-len {asked} is above the model's limit of {model_limit}")
     return asked
@@ -66,13 +68,13 @@ def blocks_needed(lengths: list[int], max_num_seqs: int) -> int:
     return 1 + sum(-(-length // BLOCK_SIZE) + 1 for length in longest)
 
 
-def _check(name: str, value: float | None, low: float, high: float | None, *, open_low: bool = False) -> None:
+def _check(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
     if value is None:
         return
     above = value > low if open_low else value >= low
-    if above and (high is None or value <= high):
+    if above and value <= high:
         return
-    if high is None:
+    if high == LARGEST and not above:
         raise UsageProblem(f"{name} must be at least {low}, got {value}")
     raise UsageProblem(
         f"{name} must be {'above' if open_low else 'from'} {low} {'up ' if open_low else ''}to {high}, got {value}"

@@ -12,7 +12,7 @@ from trunnion.cli.answers import Answer, default_interrupt
 from trunnion.cli.figures import figures_line, figures_table, slow_paths
 from trunnion.cli.host import Host, HostOptions, Sampling
 from trunnion.cli.messages import UsageProblem, note
-from trunnion.cli.sampling_options import BLOCK_SIZE, SamplingOptions, resolve_max_model_len
+from trunnion.cli.sampling_options import BLOCK_SIZE, LARGEST, SamplingOptions, resolve_max_model_len
 from trunnion.cli.threads import default_threads
 from trunnion.config import DTYPES
 from trunnion.contract import Limits
@@ -23,6 +23,9 @@ from trunnion.text.stop_strings import StopStrings
 
 OpenHost = Callable[[HostOptions], Host]
 DEFAULT_NUM_TOKENS = 512
+MAX_PROCESSES = 64
+MAX_THREADS = 1024
+"""Beyond this OpenMP may fail to start its threads, and then ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,10 @@ class ModelOptions:
         for name in ("kv_blocks", "threads", "tp", "max_num_seqs", "max_num_tokens"):
             value = getattr(self, name)
             least = 2 if name == "kv_blocks" else 1
-            if value is not None and value < least:
-                raise UsageProblem(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+            most = {"threads": MAX_THREADS, "tp": MAX_PROCESSES}.get(name, LARGEST)
+            if value is not None and not least <= value <= most:
+                bound = f"at least {least}" if value < least else f"at most {most}"
+                raise UsageProblem(f"--{name.replace('_', '-')} must be {bound}, got {value}")
 
 
 class Session:
@@ -114,6 +119,8 @@ class SessionPlan:
         max_num_tokens = options.max_num_tokens or max(DEFAULT_NUM_TOKENS, max_num_seqs)
         if max_num_tokens < max_num_seqs:
             raise UsageProblem(f"--max-num-tokens {max_num_tokens} is below the {max_num_seqs} requests of a step")
+        # No step can be larger, and buffers are sized from it.
+        max_num_tokens = min(max_num_tokens, max_num_seqs * self.max_model_len)
         host_options = HostOptions(
             model=self.text.path,
             hardware=options.hardware,

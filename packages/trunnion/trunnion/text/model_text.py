@@ -59,7 +59,7 @@ def resolve_model(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists() and name in SAMPLE_MODELS:
         return find_sample_model(name)
-    if not path.exists():
+    if not name or not path.exists():
         raise ConfigError(
             f"model {name!r} does not exist; give a folder with config.json and *.safetensors, a .gguf file, "
             f"or one of: {', '.join(SAMPLE_MODELS)}"
@@ -137,12 +137,22 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingDefaults:
     asked = {key: generation[key] for key, off in _NOT_APPLIED.items() if generation.get(key) not in (None, off)}
     if not generation.get("do_sample"):
         return SamplingDefaults(not_applied=asked or None)
-    temperature = generation.get("temperature")
+    temperature = _number(generation, "temperature")
+    # transformers samples from the best 50 unless the file says otherwise
+    top_k = _number({"top_k": 50, **generation}, "top_k")
     return SamplingDefaults(
-        temperature=1.0 if temperature is None else float(temperature),
-        # transformers samples from the best 50 unless the file says otherwise
-        top_k=generation.get("top_k", 50),
-        top_p=generation.get("top_p"),
-        min_p=generation.get("min_p"),
+        temperature=1.0 if temperature is None else temperature,
+        top_k=None if top_k is None else int(top_k),
+        top_p=_number(generation, "top_p"),
+        min_p=_number(generation, "min_p"),
         not_applied=asked or None,
     )
+
+
+def _number(generation: Mapping[str, Any], key: str) -> float | None:
+    value = generation.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"generation_config.json: {key} must be a number, got {value!r}")
+    return float(value)
