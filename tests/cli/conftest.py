@@ -45,6 +45,20 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def pooling_model(model: Path) -> Path:
+    """The tiny model folder, with what makes it a pooling model."""
+    types = ["", "1_Pooling", "2_Normalize"]
+    names = ["Transformer", "Pooling", "Normalize"]
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in zip(types, names, strict=True)
+    ]
+    (model / "modules.json").write_text(json.dumps(modules))
+    (model / "1_Pooling").mkdir()
+    write(model / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
+    return model
+
+
 def write(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value))
 
@@ -62,6 +76,7 @@ class Request:
     reply: list[int]
     sent: int = 0
     cancelled: bool = False
+    embeds: bool = False
 
 
 @dataclass
@@ -74,6 +89,8 @@ class FakeHost:
     interrupt_after: int | None = None
     """Send this process SIGINT once so many tokens were sent."""
     error: str = ""
+    refusal: str = ""
+    """What submit_embedding raises."""
     requests: dict[int, Request] = field(default_factory=dict)
     seen: list[Request] = field(default_factory=list)
     sent: int = 0
@@ -89,6 +106,13 @@ class FakeHost:
         self.requests[len(self.seen)] = request
         return len(self.seen)
 
+    def submit_embedding(self, token_ids: Sequence[int]) -> int:
+        if self.refusal:
+            raise ValueError(self.refusal)
+        request_id = self.submit(token_ids, Sampling(max_tokens=1), [])
+        self.requests[request_id].embeds = True
+        return request_id
+
     def next_event(self, timeout: float) -> Event | None:
         if not self.requests:
             return None
@@ -98,6 +122,11 @@ class FakeHost:
             return self._finish(id, "error", None)
         if request.cancelled:
             return self._finish(id, "cancelled", None)
+        if request.embeds:
+            self.sent += 1
+            if self.sent == self.interrupt_after:
+                os.kill(os.getpid(), signal.SIGINT)
+            return self._finish(id, "stop", None, embedding=[float(len(request.prompt_ids)), 0.5])
         if request.sent == request.sampling.max_tokens:
             return self._finish(id, "length", None)
         token = request.reply[request.sent] if request.sent < len(request.reply) else request.end_ids[-1]
@@ -109,14 +138,14 @@ class FakeHost:
             os.kill(os.getpid(), signal.SIGINT)
         return Event(request_id=id, token_id=token)
 
-    def _finish(self, id: int, reason: str, stop_id: int | None) -> Event:
+    def _finish(self, id: int, reason: str, stop_id: int | None, embedding: Sequence[float] | None = None) -> Event:
         request = self.requests.pop(id)
         seed = request.sampling.seed if request.sampling.seed is not None else 77
         return Event(
             request_id=id,
             finished=Finished(
                 reason=reason, stop_id=stop_id, num_prompt_tokens=len(request.prompt_ids), num_cached_tokens=0,
-                num_preemptions=0, seed=seed, error=self.error,
+                num_preemptions=0, seed=seed, error=self.error, embedding=embedding,
             ),
         )  # fmt: skip
 

