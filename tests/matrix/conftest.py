@@ -43,6 +43,13 @@ class Case:
         return f"{self.card.name}-{self.hardware}-{SHORT[self.dtype]}-{self.mode}{execution}"
 
     @property
+    def fixture(self) -> str:
+        """What a test that runs the case calls it."""
+        if self.mode != SERVED:
+            return "case"
+        return "served_case" if self.card.pooling is None else "embedded_case"
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """How a package's `UNSUPPORTED` may name this case, alone or with others."""
         card, dtype = self.card.name, f"{self.card.name}-{SHORT[self.dtype]}"
@@ -90,10 +97,10 @@ def unsupported(hardware: str) -> Mapping[str, str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for name in {"case", "served_case"}.intersection(metafunc.fixturenames):
+    for name in {"case", "served_case", "embedded_case"}.intersection(metafunc.fixturenames):
         hardware = load_hardware(str(metafunc.config.getoption("--hardware")))
         listed = unsupported(hardware)
-        chosen = [case for case in cases(hardware) if (case.mode == SERVED) == (name == "served_case")]
+        chosen = [case for case in cases(hardware) if case.fixture == name]
         metafunc.parametrize(name, [_parameter(case.card, case, case.name, listed, case.keys) for case in chosen])
     if "card" in metafunc.fixturenames:
         metafunc.parametrize("card", [_parameter(card, card, card.name) for card in cards()])

@@ -1,4 +1,4 @@
-"""Every family through the C++ host: the log-probabilities it reports are those of transformers on the same weights.
+"""Every family through the C++ host: log-probabilities, or embeddings, are those of transformers on the same weights.
 
 Tokens are sampled hot, so that sequences wander; what is compared are the raw logits behind every token.
 """
@@ -133,3 +133,25 @@ def test_served_logprobs_equal_the_reference(served_case: Case, tmp_path_factory
         "sequences that do not wander prove little"
     )
     _check(case, reference, served)
+
+
+def test_served_embeddings_equal_the_reference(embedded_case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All texts at once, in chunks, twice: the second time with prefix hits."""
+    case, card = embedded_case, embedded_case.card
+    reference = build_reference(card, DTYPES[case.dtype], tmp_path_factory.mktemp(card.name))
+    places = [(0, 33), (1, 1), (2, 18), (0, 21)]
+    embeddings = []
+    with _open(case, reference, max_num_tokens=10) as host:
+        for _ in range(2):
+            order = [host.submit_embedding(reference.sequences[row][:length]) for row, length in places]
+            embeddings += [list(host.stream(request))[-1].embedding for request in order]
+        stats = host.stats()
+    _check_counts(stats)
+    assert stats.prefix_hit_tokens > 0
+    rows, lasts = [row for row, _ in places * 2], [length - 1 for _, length in places * 2]
+    error = torch.tensor(embeddings) - reference.logits[rows, lasts]
+    if reference.own_error is None:
+        assert float(error.abs().max() / reference.logits.abs().max()) <= card.fp32_tolerance
+        return
+    own = reference.own_error[rows, lasts]
+    assert float(error.square().mean().sqrt() / own.square().mean().sqrt()) <= card.bf16_ratio
