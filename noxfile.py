@@ -2,6 +2,7 @@
 
     nox -s generate -- "your prompt"    text from SmolLM2-135M on this machine's CPU, through the C++ host
     nox -s test-cpu                     the tests that every change must pass
+    nox -s test-simulators              every model in eager, piecewise and full execution on a simulated device
     nox -s lint                         style, types, the arrows between packages, versions
     nox -s versions                     write ci/versions.toml into every distribution
     nox -s nightly                      every test with every card, and the wheels
@@ -40,6 +41,8 @@ DEFAULT_PROMPT = "What is the capital of France?"
 HARDWARE = sorted(path.parent.name for path in (ROOT / "hardware").glob("*/pyproject.toml"))
 PER_HARDWARE = ("tests/conformance", "tests/matrix")
 """Suites that take `--hardware NAME`."""
+SIMULATED = "tests/simulators/trunnion_sim"
+"""A hardware package over the capture simulator; it is named by its folder and never installed."""
 APART = (*PER_HARDWARE, "tests/wheels", "tests/mutations", "tests/simulators")
 """Folders under tests/ that need something built, or a session of their own."""
 COMMON = (*sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()), "models/tests")
@@ -87,10 +90,20 @@ def nightly(session: nox.Session) -> None:
     """Run every test with every card on the embedded default, then build and try its wheels."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests", "lint", "wheels")
     reports = fresh_folder("nightly")
-    for folder in _suites(DEFAULT_HARDWARE):
+    for folder in (*_suites(DEFAULT_HARDWARE), "tests/simulators"):
         _pytest(env, folder, reports)
     _build_and_try_wheels(env, reports)
     _finish(session, "nightly")
+
+
+@nox.session(name="test-simulators", venv_backend="none")
+def test_simulators(session: nox.Session) -> None:
+    """Run the capture simulator's tests, and the matrix on it: a simulation, which proves no real device."""
+    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
+    reports = fresh_folder("test-simulators")
+    _pytest(env, "tests/simulators", reports, *QUICK)
+    _pytest(env, "tests/matrix", reports, *QUICK, hardware=SIMULATED)
+    _finish(session, "test-simulators")
 
 
 @nox.session(name="bench-exec", venv_backend="none")
@@ -142,10 +155,10 @@ def _suites(hardware: str) -> list[str]:
     return [folder for folder in folders if (ROOT / folder).is_dir()]
 
 
-def _pytest(env: Environment, folder: str, reports: Path, *options: str) -> None:
+def _pytest(env: Environment, folder: str, reports: Path, *options: str, hardware: str = "") -> None:
     """One pytest process for one folder; its result is the report it leaves, and none is a failure."""
     path = reports / f"{folder.replace('/', '-')}.xml"
-    name = ("--hardware", env.hardware) if folder in PER_HARDWARE else ()
+    name = ("--hardware", hardware or env.hardware) if folder in PER_HARDWARE else ()
     command = ("-m", "pytest", "-q", folder, *name, *options, f"--junitxml={path}", "-o", f"junit_suite_name={folder}")
     succeeded = _succeeds(env, "python", *command, variables=THREADS)
     Report.confirm(path, folder, succeeded)
