@@ -3,6 +3,7 @@
     nox -s generate -- "your prompt"    text from SmolLM2-135M on this machine's CPU, through the C++ host
     nox -s test-cpu                     the tests that every change must pass
     nox -s test-simulators              every model in eager, piecewise and full execution on a simulated device
+    nox -s mutate-sim                   planted faults, each of which must turn the simulated device's tests red
     nox -s lint                         style, types, the arrows between packages, versions
     nox -s versions                     write ci/versions.toml into every distribution
     nox -s nightly                      every test with every card, and the wheels
@@ -104,6 +105,14 @@ def test_simulators(session: nox.Session) -> None:
     _pytest(env, "tests/simulators", reports, *QUICK)
     _pytest(env, "tests/matrix", reports, *QUICK, hardware=SIMULATED)
     _finish(session, "test-simulators")
+
+
+@nox.session(name="mutate-sim", venv_backend="none")
+def mutate_sim(session: nox.Session) -> None:
+    """Plant each fault of tests/mutations in a copy, and see that the test it names turns red."""
+    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
+    _pytest(env, "tests/mutations", fresh_folder("mutate-sim"), *session.posargs)
+    _finish(session, "mutate-sim")
 
 
 @nox.session(name="bench-exec", venv_backend="none")

@@ -20,6 +20,8 @@ EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_emp
 EXPANDED = torch._C.DispatchKey.CompositeExplicitAutograd
 
 Call = Callable[[], Any]
+Externals = dict[int, tuple[StorageWeakRef, str]]
+"""Memory outside the pool, by storage: it is not kept alive, and named if it is gone."""
 
 
 class SimulatedGraph:
@@ -28,7 +30,7 @@ class SimulatedGraph:
     def __init__(
         self,
         calls: list[Call],
-        externals: list[tuple[StorageWeakRef, str]],
+        externals: list[Externals],
         pool: SimulatedPool,
         stream: SimulatedStream,
     ) -> None:
@@ -44,9 +46,10 @@ class SimulatedGraph:
         Raises:
             SimulatedFault: a tensor from outside the pool that the graph reads or writes is gone.
         """
-        for reference, what in self._externals:
-            if reference.expired():
-                raise SimulatedFault(f"the graph outlives a tensor it was captured with: {what}")
+        for externals in self._externals:
+            for reference, what in externals.values():
+                if reference.expired():
+                    raise SimulatedFault(f"the graph outlives a tensor it was captured with: {what}")
         self.replays += 1
         self._stream.launch(self._run)
 
@@ -69,7 +72,8 @@ class SimulatedCapture(TorchDispatchMode):
         self.stream = stream
         self._host_reads = _RefuseHostReads()
         self._calls: list[Call] = []
-        self._externals: dict[int, tuple[StorageWeakRef, str]] = {}
+        self._externals: Externals = {}
+        self._lent: Externals = {}
 
     def begin(self) -> None:
         """Start a segment."""
@@ -83,10 +87,12 @@ class SimulatedCapture(TorchDispatchMode):
         self._host_reads.__exit__(None, None, None)
         if not self._calls:
             return None
-        return SimulatedGraph(self._calls, list(self._externals.values()), self.pool, self.stream)
+        return SimulatedGraph(self._calls, [self._externals, self._lent], self.pool, self.stream)
 
     def non_owning(self, tensor: torch.Tensor) -> torch.Tensor:
-        """By address; see `SegmentCapture`."""
+        """By address; see `SegmentCapture`. What lies outside the pool must outlive every graph of this capture."""
+        if not self.pool.owns(tensor):
+            _hold_weakly(tensor, self._lent)
         with _disable_current_modes():
             return non_owning(tensor)
 
@@ -151,11 +157,14 @@ class SimulatedCapture(TorchDispatchMode):
             return non_owning(tensor)
         if tensor.dim() == 0:
             return tensor.clone()
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._externals:
-            what = f"{tensor.dtype} {tuple(tensor.shape)}"
-            self._externals[storage._cdata] = (StorageWeakRef(storage), what)
+        _hold_weakly(tensor, self._externals)
         return non_owning(tensor)
+
+
+def _hold_weakly(tensor: torch.Tensor, externals: Externals) -> None:
+    storage = tensor.untyped_storage()
+    if storage._cdata not in externals:
+        externals[storage._cdata] = (StorageWeakRef(storage), f"{tensor.dtype} {tuple(tensor.shape)}")
 
 
 class _RefuseHostReads(TorchFunctionMode):

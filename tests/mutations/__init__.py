@@ -1,0 +1,1 @@
+"""Planted faults: each must turn the tests of a simulated device red."""
