@@ -113,9 +113,9 @@ def test_temperature_of_a_greedy_model_is_ignored(cli: Cli, model: Path) -> None
 def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
     options = generate(
         cli, model, "Hi", "--kv-blocks", "33", "--threads", "2", "--dtype", "float32", "--max-model-len", "100",
-        "--no-prefix-cache", "--max-num-seqs", "4", "--max-num-tokens", "64", "--trace", "steps.json",
+        "--no-prefix-cache", "--max-num-seqs", "4", "--max-num-tokens", "64", "--trace", "steps.json", "--overlap",
     ).host.options  # fmt: skip
-    assert options.trace_file == Path("steps.json")
+    assert (options.trace_file, options.overlap) == (Path("steps.json"), True)
     assert (options.kv_blocks, options.threads, options.dtype, options.prefix_caching) == (33, 2, "float32", False)
     assert options.tp_size == 1
     limits = options.limits

@@ -48,14 +48,15 @@ STRUCTS = {
 Open = Callable[..., ServingHost]
 
 
-@pytest.fixture
-def host(build: Path) -> Iterator[Open]:
+@pytest.fixture(params=[False, True], ids=["plain", "overlap"])
+def host(build: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
     """Open a host over the library without Python; all are closed, with no block held, when the test ends."""
+    small = dataclasses.replace(SMALL, overlap=request.param)
     (library,) = build.rglob("libtrunnion_host_null.so")
     hosts: list[ServingHost] = []
 
     def open_host(**changes: object) -> ServingHost:
-        hosts.append(ServingHost(dataclasses.replace(SMALL, **changes), library=library))  # type: ignore[arg-type]
+        hosts.append(ServingHost(dataclasses.replace(small, **changes), library=library))  # type: ignore[arg-type]
         return hosts[-1]
 
     yield open_host
@@ -104,11 +105,18 @@ def together(host: ServingHost, prompts: list[list[int]], sampling: SamplingPara
 )
 def test_batched_equals_alone(host: Open, model: str, changes: dict[str, object]) -> None:
     sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=30)
-    single = host(model=model, prefix_caching=False)
+    single = host(model=model, prefix_caching=False, overlap=False)
     expected = [tokens_of(single, single.submit(prompt, sampling)) for prompt in some_prompts()]
     tokens, stats = together(host(model=model, **changes), some_prompts(), sampling)
     assert tokens == expected
     assert stats.preemptions > 0 or "kv_blocks" not in changes
+
+
+def test_overlap_is_seen_in_the_figures(host: Open) -> None:
+    opened = host()
+    tokens_of(opened, opened.submit([1, 2, 3], SamplingParams(max_tokens=20)))
+    stats = opened.stats()
+    assert stats.overlapped_steps in (0, stats.steps - 1) and stats.dropped_plans == stats.dropped_rows == 0
 
 
 def test_stats_have_groups_and_reasons(host: Open) -> None:

@@ -33,14 +33,16 @@ def run(program: Path, *names: str, timeout: float = 120, **environment: str) ->
     return done.stdout
 
 
+@pytest.mark.parametrize("overlap", ["0", "1"], ids=["plain", "overlap"])
 @pytest.mark.parametrize("name", NAMES)
-def test_serving(serving_tests: Path, name: str) -> None:
-    assert run(serving_tests, name) == f"ok {name}\n"
+def test_serving(serving_tests: Path, name: str, overlap: str) -> None:
+    assert run(serving_tests, name, TRUNNION_OVERLAP=overlap) == f"ok {name}\n"
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_serving_sanitized(tmp_path: Path, sanitizer: str) -> None:
     build = cmake_build(HOST_PACKAGE / "tests", tmp_path, f"-DTRUNNION_SANITIZE={sanitizer}")
-    output = run(build / "serving_tests", timeout=1200, TRUNNION_FUZZ_ROUNDS="30")
-    assert output.count("ok ") == len(NAMES)
+    for overlap in ("0", "1"):
+        output = run(build / "serving_tests", timeout=1200, TRUNNION_FUZZ_ROUNDS="30", TRUNNION_OVERLAP=overlap)
+        assert output.count("ok ") == len(NAMES)

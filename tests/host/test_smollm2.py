@@ -133,12 +133,18 @@ def test_five_together_with_prefix_hits(roomy_host: ServingHost, truth: list[Con
     _check_counts(roomy_host.stats())
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix", "no-prefix"])
-def test_preemption(model_path: Path, truth: list[Continuation], prefix_caching: bool) -> None:
+@pytest.mark.parametrize(
+    ("prefix_caching", "overlap"),
+    [(True, False), (False, False), (True, True)],
+    ids=["prefix", "no-prefix", "overlap"],
+)
+def test_preemption(model_path: Path, truth: list[Continuation], prefix_caching: bool, overlap: bool) -> None:
     """Five at once in a pool that holds about three of them."""
-    with _host(model_path, kv_blocks=16, prefix_caching=prefix_caching, max_num_tokens=24) as host:
+    settings = {"kv_blocks": 16, "max_num_tokens": 24, "prefix_caching": prefix_caching, "overlap": overlap}
+    with _host(model_path, **settings) as host:
         _compare(truth, _serve(host, [expected.prompt for expected in truth])[0])
         stats = host.stats()
     assert stats.preemptions > 0
     assert prefix_caching or stats.prefix_hit_tokens == 0
+    assert stats.overlapped_steps == (stats.steps - 1 if overlap else 0)
     _check_counts(stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from trunnion_host.serving import HostConfig, InvalidError, SamplingParams, ServingHost
 
-from .traces import PARTS, check_trace, parents, read_trace
+from .traces import PARTS, Trace, check_trace, parents, read_trace
 
 CONFIG = HostConfig(
     model="null:sleep_us=300",
@@ -31,13 +32,10 @@ def library(build: Path) -> Path:
     return found
 
 
-def traced(path: Path) -> HostConfig:
-    return HostConfig(**{**vars(CONFIG), "trace_file": path})
-
-
-def test_every_step_and_every_request_is_there(library: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_every_step_and_every_request_is_there(library: Path, tmp_path: Path, overlap: bool) -> None:
     path = tmp_path / "steps.json"
-    with ServingHost(traced(path), library=library) as host:
+    with ServingHost(dataclasses.replace(CONFIG, overlap=overlap, trace_file=path), library=library) as host:
         ids = [host.submit([7] * (5 * n + 1), SamplingParams(max_tokens=10)) for n in range(8)]
         for request in ids:
             list(host.stream(request))
@@ -46,20 +44,28 @@ def test_every_step_and_every_request_is_there(library: Path, tmp_path: Path) ->
         host.cancel(last)
         while not host.next_event(last).finished:  # type: ignore[union-attr]
             pass
-        steps = host.stats().steps
+        stats = host.stats()
     trace = read_trace(path)
-    check_trace(trace, steps=steps, requests=9)
-    assert set(trace.spans) == {1}
-    assert {(name, around) for name, around in parents(trace.spans[1])} == {
-        ("step", ""),
-        *((name, "step") for name in PARTS),
-    }
+    check_trace(trace, steps=stats.steps, requests=9)
+    assert set(parents(trace.spans[1])) == {("step", ""), *((name, "step") for name in PARTS)}
+    ahead = parents(trace.spans.get(2, []))
+    assert ahead == stats.overlapped_steps * [("schedule", ""), ("build inputs", "")]
+    assert bool(ahead) == overlap
+    assert_overlap(trace)
     reasons = [
         event["args"]["reason"] for events in trace.lives.values() for event in events if "reason" in event["args"]
     ]
     assert sorted(reasons) == ["cancelled"] + 8 * ["length"]
-    assert sum(span["args"]["tokens"] for span in trace.named("step")) >= sum(5 * n + 10 for n in range(8))
+    assert sum(span["args"]["tokens"] for span in trace.named("step")) == stats.prefill_tokens + stats.decode_tokens
     assert trace.counters["blocks"][-1]["used"] >= 0 == trace.counters["requests"][-1]["waiting"]
+
+
+def assert_overlap(trace: Trace) -> None:
+    """What the planner's track shows lies within the step before the one it plans."""
+    steps = {span["args"]["number"]: span for span in trace.named("step")}
+    for span in trace.spans.get(2, []):
+        before = steps[span["args"]["step"] - 1]
+        assert before["ts"] <= span["ts"] and span["ts"] + span["dur"] <= before["ts"] + before["dur"]
 
 
 def test_a_killed_process_leaves_a_valid_file(library: Path, tmp_path: Path) -> None:
@@ -85,4 +91,4 @@ for event in host.stream(host.submit([1])):
 
 def test_a_file_that_cannot_be_written_is_refused_by_name(library: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match=r"trace_file .*nowhere/steps\.json. cannot be written: No such file"):
-        ServingHost(traced(tmp_path / "nowhere" / "steps.json"), library=library)
+        ServingHost(dataclasses.replace(CONFIG, trace_file=tmp_path / "nowhere" / "steps.json"), library=library)

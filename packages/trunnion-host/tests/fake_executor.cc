@@ -65,7 +65,11 @@ struct trn_executor {
   trn_limits limits{};
   std::thread::id thread = std::this_thread::get_id();
   std::vector<GroupState> groups;
-  std::vector<trn_group_buffers> group_buffers;
+  struct Lent {
+    std::vector<std::vector<int32_t>> memory;
+    std::vector<trn_group_buffers> groups;
+  };
+  Lent sets[2];
   std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices;
   std::vector<float> logits;
   trn_executor_stats stats{};
@@ -96,23 +100,56 @@ struct trn_executor {
       group.block_table.resize(seqs * group.width);
       group.kv_indices.resize(seqs * group.width);
     }
-    for (GroupState& group : groups) {
-      trn_group_buffers lent{};
-      if (group.spec.kind == TRN_CACHE_RECURRENT) {
-        lent.state_indices = group.state_indices.data();
-        lent.has_initial_state = group.has_initial_state.data();
-      } else {
-        lent.slot_mapping = group.slot_mapping.data();
-        lent.block_table = group.block_table.data();
-        lent.kv_start = group.kv_start.data();
-      }
-      if (group.spec.kind != TRN_CACHE_RECURRENT && (config.required_fields & TRN_FIELD_KV_CSR) != 0) {
-        lent.kv_indptr = group.kv_indptr.data();
-        lent.kv_indices = group.kv_indices.data();
-        lent.kv_last_page_len = group.kv_last_page_len.data();
-      }
-      group_buffers.push_back(lent);
+    for (Lent& set : sets) {
+      for (const auto* field : fields()) set.memory.emplace_back(field->size(), kRuined);
+      lend(set);
     }
+  }
+
+  // Everything a host fills, in one order. Steps are computed from here; hosts write to the copies in `sets`.
+  std::vector<std::vector<int32_t>*> fields() {
+    std::vector<std::vector<int32_t>*> all{&input_ids, &positions, &query_start_loc, &seq_lens, &logits_indices};
+    for (GroupState& group : groups) {
+      all.insert(all.end(), {&group.slot_mapping, &group.block_table, &group.kv_start, &group.kv_indptr,
+                             &group.kv_indices, &group.kv_last_page_len, &group.state_indices,
+                             &group.has_initial_state});
+    }
+    return all;
+  }
+
+  void lend(Lent& set) {
+    const auto at = [&](size_t index) { return set.memory[index].data(); };
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const size_t first = 5 + 8 * g;
+      trn_group_buffers lent{};
+      if (groups[g].spec.kind == TRN_CACHE_RECURRENT) {
+        lent.state_indices = at(first + 6);
+        lent.has_initial_state = at(first + 7);
+      } else {
+        lent.slot_mapping = at(first);
+        lent.block_table = at(first + 1);
+        lent.kv_start = at(first + 2);
+        if ((config.required_fields & TRN_FIELD_KV_CSR) != 0) {
+          lent.kv_indptr = at(first + 3);
+          lent.kv_indices = at(first + 4);
+          lent.kv_last_page_len = at(first + 5);
+        }
+      }
+      set.groups.push_back(lent);
+    }
+  }
+
+  // The step's inputs as they stand in a set.
+  void take_inputs(const Lent& set) {
+    const auto own = fields();
+    for (size_t i = 0; i < own.size(); ++i) *own[i] = set.memory[i];
+  }
+  bool still_holds(const Lent& set) {
+    const auto own = fields();
+    for (size_t i = 0; i < own.size(); ++i) {
+      if (*own[i] != set.memory[i]) return false;
+    }
+    return true;
   }
 
   void check_counts(const trn_forward_batch& batch) const;
@@ -330,14 +367,15 @@ trn_status trn_executor_warm_up(trn_executor*, const char** report) {
   return TRN_OK;
 }
 
-trn_status trn_executor_input_buffers(trn_executor* executor, int32_t, trn_input_buffers* buffers) {
+trn_status trn_executor_input_buffers(trn_executor* executor, int32_t index, trn_input_buffers* buffers) {
+  trn_executor::Lent& set = executor->sets[index];
   buffers->num_groups = static_cast<int32_t>(executor->groups.size());
-  buffers->input_ids = executor->input_ids.data();
-  buffers->positions = executor->positions.data();
-  buffers->query_start_loc = executor->query_start_loc.data();
-  buffers->seq_lens = executor->seq_lens.data();
-  buffers->logits_indices = executor->logits_indices.data();
-  buffers->groups = executor->group_buffers.data();
+  buffers->input_ids = set.memory[0].data();
+  buffers->positions = set.memory[1].data();
+  buffers->query_start_loc = set.memory[2].data();
+  buffers->seq_lens = set.memory[3].data();
+  buffers->logits_indices = set.memory[4].data();
+  buffers->groups = set.groups.data();
   (executor->config.pooled_width > 0 ? buffers->pooled : buffers->logits) = executor->logits.data();
   return TRN_OK;
 }
@@ -346,6 +384,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
   try {
     expect(executor->thread == std::this_thread::get_id(), "execute on another thread than create");
     expect(batch->buffer_set == static_cast<int32_t>(executor->step % 2), "buffer_set ", batch->buffer_set);
+    executor->take_inputs(executor->sets[batch->buffer_set]);
     executor->check_counts(*batch);
     for (const GroupState& group : executor->groups) {
       if (group.spec.kind == TRN_CACHE_RECURRENT) {
@@ -369,6 +408,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
   executor->stats.executes += status == TRN_OK;
   executor->stats.refused += status == TRN_REFUSED;
   executor->stats.failed += status == TRN_FAILED;
+  if (!executor->still_holds(executor->sets[batch->buffer_set])) note("a set was written to while its step ran");
   output->num_logits = batch->num_logits;
   (executor->config.pooled_width > 0 ? output->pooled : output->logits) = executor->logits.data();
   output->fence = executor->step;

@@ -1,5 +1,6 @@
 #include "host_fixture.h"
 
+#include <cstdlib>
 #include <exception>
 #include <random>
 
@@ -16,6 +17,9 @@ trn_host_options default_options() {
   options.executor.dtype = "auto";
   options.executor.tp_size = 1;
   options.executor.limits = {32, 8, 64, 8, 4};
+  // Every test must hold in both loops.
+  const char* overlap = std::getenv("TRUNNION_OVERLAP");
+  options.overlap = overlap != nullptr && *overlap == '1';
   return options;
 }
 
@@ -133,6 +137,7 @@ std::vector<std::vector<int32_t>> alone(const std::vector<std::vector<int32_t>>&
                                         const trn_host_sampling& params) {
   trn_host_options options = default_options();
   options.prefix_caching = 0;
+  options.overlap = 0;
   options.executor.limits.max_num_tokens = 64;
   Host host(options);
   std::vector<std::vector<int32_t>> outputs;

@@ -38,7 +38,7 @@ class Bench {
       text += (text.empty() ? "" : " ") + std::to_string(entry.request->id) + ":" + std::to_string(entry.num_tokens) +
               (entry.is_decode ? "d" : "") + (entry.wants_logits ? "!" : "");
     }
-    scheduler_.complete();
+    scheduler_.complete(batch);
     for (const BatchEntry& entry : batch) {
       if (entry.wants_logits) entry.request->tokens.push_back(0);
     }

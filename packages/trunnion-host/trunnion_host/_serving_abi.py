@@ -56,6 +56,7 @@ class HostOptions(ctypes.Structure):
         ("worker_sockets", POINTER(c_int32)),
         ("num_workers", c_int32),
         ("worker_timeout_s", c_double),
+        ("overlap", c_int32),
         ("trace_file", c_char_p),
     ]
 
@@ -219,6 +220,7 @@ def host_options(config: HostConfig, worker_sockets: Sequence[int] = (), init_me
         worker_sockets=_ids(worker_sockets) if worker_sockets else None,
         num_workers=len(worker_sockets),
         worker_timeout_s=config.worker_timeout_s,
+        overlap=config.overlap,
         trace_file=os.fsencode(config.trace_file) if config.trace_file is not None else None,
     )
 

@@ -67,6 +67,8 @@ class HostConfig:
     exit_on_fatal: bool = True
     """Print one line and exit with code 70 on a fatal error; otherwise the host is dead and says so."""
     show_progress: bool = False
+    overlap: bool = False
+    """Plan the next step while one runs, in the other buffer set."""
     trace_file: str | Path | None = None
     """Where to write a trace of every step, for Perfetto (ui.perfetto.dev); about 1 KB a step."""
 
@@ -161,6 +163,11 @@ class Stats:
     eager_steps: int
     padded_tokens: int
     """Rows computed beyond the steps' own."""
+    overlapped_steps: int
+    """Planned while the step before ran."""
+    dropped_plans: int
+    dropped_rows: int
+    """Planned ahead for requests that ended, or failed, meanwhile."""
     plan_calls: int
     plan_seconds: float
     python_seconds: float

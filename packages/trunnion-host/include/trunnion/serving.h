@@ -43,6 +43,7 @@ typedef struct trn_host_options {
   const int32_t *worker_sockets; /* connected to ranks 1, 2, ... tp_size - 1; taken over, also by a call that fails */
   int32_t num_workers;           /* entries of worker_sockets: tp_size - 1 */
   double worker_timeout_s;       /* longest wait for another rank while starting; 0 = no limit */
+  int32_t overlap;               /* 1 = plan the next step while one runs, in the other buffer set */
   const char *trace_file;        /* where to write a trace of all steps, for Perfetto or chrome://tracing; or NULL */
 } trn_host_options;
 
@@ -145,6 +146,8 @@ typedef struct trn_host_stats {
   uint64_t replays, eager_steps;                    /* without and with Python of the model; why: in the JSON */
   uint64_t padded_tokens;                           /* rows computed beyond the steps' own */
   uint64_t plan_calls;
+  uint64_t overlapped_steps;                        /* planned while the step before ran */
+  uint64_t dropped_plans, dropped_rows;             /* planned ahead, for requests that ended or failed meanwhile */
   double plan_seconds, python_seconds;              /* python_seconds: in Python, plans included */
 } trn_host_stats;
 TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);

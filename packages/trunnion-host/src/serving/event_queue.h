@@ -51,7 +51,8 @@ class EventHub {
 
   // A new channel, or null and the reason once the hub is sealed.
   std::shared_ptr<Channel> open(uint64_t id, std::string& sealed);
-  bool full(const Channel& channel) const { return channel.num_waiting.load() >= capacity_; }
+  // `coming` tokens are on their way to it.
+  bool full(const Channel& channel, int32_t coming) const { return channel.num_waiting.load() + coming >= capacity_; }
 
   // Of the loop thread. A channel that seal() has finished ignores both.
   void push(Channel& channel, TokenEvent token);

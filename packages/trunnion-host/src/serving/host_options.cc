@@ -17,6 +17,7 @@ HostOptions::HostOptions(const trn_host_options& options)
     : queue_size(options.queue_size),
       prefix_caching(options.prefix_caching != 0),
       exit_on_fatal(options.exit_on_fatal != 0),
+      overlap(options.overlap != 0),
       watchdog_s(options.watchdog_s),
       kv_blocks(options.kv_blocks),
       kv_bytes(options.kv_bytes),

@@ -16,7 +16,7 @@ struct HostOptions {
   HostOptions& operator=(const HostOptions&) = delete;
 
   int32_t queue_size;
-  bool prefix_caching, exit_on_fatal;
+  bool prefix_caching, exit_on_fatal, overlap;
   double watchdog_s;
   std::vector<int32_t> num_blocks;  // per group, or empty
   int32_t kv_blocks;

@@ -80,6 +80,8 @@ std::string HostStats::to_json() const {
        << ", \"gil_wait_seconds\": " << totals.gil_wait_seconds
        << ", \"execute_seconds\": " << totals.execute_seconds << ", \"replays\": " << totals.replays
        << ", \"eager_steps\": " << totals.eager_steps << ", \"padded_tokens\": " << totals.padded_tokens
+       << ", \"overlapped_steps\": " << totals.overlapped_steps << ", \"dropped_plans\": " << totals.dropped_plans
+       << ", \"dropped_rows\": " << totals.dropped_rows
        << ", \"plan_calls\": " << totals.plan_calls << ", \"plan_seconds\": " << totals.plan_seconds
        << ", \"python_seconds\": " << totals.python_seconds << ", \"eager\": {";
   for (size_t i = 0; i < eager.size(); ++i) {

@@ -15,6 +15,11 @@ class InputBuilder {
   InputBuilder(std::span<const CacheGroup> groups, uint32_t required_fields)
       : groups_(groups), required_fields_(required_fields) {}
 
+  // Writes the token of a row that a plan made ahead left open.
+  static void set_last_token(const trn_input_buffers& buffers, size_t request, int32_t token) {
+    buffers.input_ids[buffers.query_start_loc[request + 1] - 1] = token;
+  }
+
   // `buffers` are those of `buffer_set`; its fence has passed. The batch's decodes come first.
   trn_forward_batch build(const std::vector<BatchEntry>& entries, int32_t buffer_set,
                           const trn_input_buffers& buffers) const;

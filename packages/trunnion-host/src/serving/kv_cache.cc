@@ -129,9 +129,17 @@ void KvCache::publish(RequestBlocks& blocks, std::span<const BlockKey> keys, int
     const int32_t index = blocks.num_published;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const GroupBlocks& held = blocks.groups[g];
-      if (index >= held.num_dropped) pools_[g].publish(held.blocks[index - held.num_dropped], keys[index]);
+      if (index < held.num_dropped) continue;
+      const int32_t block = held.blocks[index - held.num_dropped];
+      pools_[g].publish(block, keys[index]);
+      fresh_.emplace_back(g, block);
     }
   }
+}
+
+void KvCache::retract() {
+  for (const auto& [group, block] : fresh_) pools_[group].unpublish(block);
+  fresh_.clear();
 }
 
 void KvCache::unpublish(const RequestBlocks& blocks) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "serving/block_pool.h"
@@ -60,6 +61,10 @@ class KvCache {
   // Drop what lies before the windows, then hold blocks for tokens [num_computed, num_computed + num_tokens). False,
   // and nothing more held, when a group has too few free blocks.
   bool reserve(RequestBlocks& blocks, int32_t num_computed, int32_t num_tokens);
+  // Forget which blocks were published so far: retract() goes back to here.
+  void mark() { fresh_.clear(); }
+  // What was published since mark() was never computed: make it findable no more.
+  void retract();
   // Make the full blocks among the first `num_computed` tokens findable.
   void publish(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_computed);
   // Make none of the held blocks findable.
@@ -73,6 +78,7 @@ class KvCache {
 
   std::vector<CacheGroup> groups_;
   std::vector<BlockPool> pools_;
+  std::vector<std::pair<size_t, int32_t>> fresh_;  // (group, block) published since mark()
   bool prefix_caching_;
   int32_t block_size_ = 0;
 };

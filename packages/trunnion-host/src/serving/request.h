@@ -27,6 +27,7 @@ struct Request {
 
   int64_t submitted_ns = 0;
   bool ever_scheduled = false;  // kept for the trace only
+  bool token_pending = false;   // the last of `tokens` stands for one that the running step will sample
   bool paused = false;          // its consumer is behind
   bool failed_before = false;   // a FAILED step since the last token
   int32_t num_cached_tokens = -1;
@@ -37,6 +38,14 @@ struct Request {
   int32_t num_uncomputed() const { return num_tokens() - num_computed; }
   // All but the newest token are in the cache.
   bool decoding() const { return num_computed > 0 && num_uncomputed() == 1; }
+  void expect_token() {
+    tokens.push_back(0);
+    token_pending = true;
+  }
+  void drop_pending() {
+    if (token_pending) tokens.pop_back();
+    token_pending = false;
+  }
   bool stops_at(int32_t id) const { return std::binary_search(stop_ids.begin(), stop_ids.end(), id); }
 };
 

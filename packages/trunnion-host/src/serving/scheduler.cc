@@ -42,6 +42,7 @@ void Scheduler::recompute(Request& request) {
   cache_.release(request.blocks);
   request.num_computed = 0;
   std::erase(running_, &request);
+  std::erase(waiting_, &request);
   insert_by_arrival(waiting_, request);
 }
 
@@ -62,7 +63,7 @@ const std::vector<BatchEntry>& Scheduler::schedule() {
 // Once per step, so that one request is not paused for one decision and ready for the next.
 void Scheduler::refresh_paused() {
   for (auto* requests : {&running_, &waiting_}) {
-    for (Request* request : *requests) request->paused = hub_.full(*request->channel);
+    for (Request* request : *requests) request->paused = hub_.full(*request->channel, request->token_pending);
   }
 }
 
@@ -116,6 +117,7 @@ bool Scheduler::admit(Request& request) {
   std::erase(waiting_, &request);
   insert_by_arrival(running_, request);
   schedule_chunk(request, chunk);
+  batch_.back().is_admitted = true;
   return true;
 }
 
@@ -173,13 +175,27 @@ void Scheduler::schedule_chunk(Request& request, int32_t chunk) {
   rows_left_ -= wants_logits;
 }
 
-void Scheduler::complete() {
-  for (const BatchEntry& entry : batch_) {
+void Scheduler::complete(const std::vector<BatchEntry>& batch) {
+  cache_.mark();
+  for (const BatchEntry& entry : batch) {
+    if (entry.request == nullptr) continue;
     Request& request = *entry.request;
     request.num_computed += entry.num_tokens;
     assert(request.num_computed <= request.num_tokens() && "computed more tokens than there are");
     if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, cache_.block_size());
     cache_.publish(request.blocks, request.keys, request.num_computed);
+  }
+}
+
+void Scheduler::expect(const std::vector<BatchEntry>& batch, bool all_end) {
+  for (const BatchEntry& entry : batch) {
+    if (entry.request == nullptr || !entry.wants_logits) continue;
+    if (all_end || entry.request->num_tokens() + 1 >= entry.request->max_total_tokens) {
+      cache_.release(entry.request->blocks);
+      std::erase(running_, entry.request);
+    } else {
+      entry.request->expect_token();
+    }
   }
 }
 

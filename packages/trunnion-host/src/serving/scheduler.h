@@ -15,6 +15,7 @@ struct BatchEntry {
   int32_t num_tokens = 0;   // from request->num_computed on
   bool wants_logits = false;  // the chunk reaches the newest token
   bool is_decode = false;
+  bool is_admitted = false;  // it may have adopted blocks of other requests in this step
 };
 
 // Decodes first, then prompts; both in order of arrival. A preempted request gives its blocks back and computes its
@@ -32,8 +33,11 @@ class Scheduler {
 
   // The next step, decodes first; empty when no request can run now. Valid until the next call.
   const std::vector<BatchEntry>& schedule();
-  // The batch has run: advance and publish. To be called before tokens are appended.
-  void complete();
+  // A batch has run, or will have before the next one: advance and publish. To be called before tokens are appended.
+  void complete(const std::vector<BatchEntry>& batch);
+  // To plan ahead of a batch's samples: requests that go on get a token to stand for theirs, those that end whatever it
+  // is (all, if `all_end`) give back their blocks.
+  void expect(const std::vector<BatchEntry>& batch, bool all_end);
 
   // True if an empty batch means waiting for consumers only.
   bool only_paused() const;

@@ -3,15 +3,16 @@
 namespace trunnion::serving {
 namespace {
 
-constexpr int kLoopTrack = 1;
+constexpr int kLoopTrack = 1, kPlannerTrack = 2;
 constexpr const char* kReasons[] = {"none", "stop", "length", "cancelled", "error"};
 
 }  // namespace
 
-StepTrace::StepTrace(const std::string& path) {
+StepTrace::StepTrace(const std::string& path, bool overlap) {
   if (path.empty()) return;
   file_.emplace(path);
   file_->name_track(kLoopTrack, "loop");
+  if (overlap) file_->name_track(kPlannerTrack, "planner");
   file_->flush();
 }
 
@@ -39,21 +40,25 @@ void StepTrace::finished(const Request& request, int32_t reason) {
               {{"output_tokens", request.num_outputs()}, {"preemptions", request.num_preemptions}}, kReasons[reason]);
 }
 
-void StepTrace::step(const StepTimes& times, const trn_forward_batch& batch, const HostStats& stats,
+void StepTrace::step(const StepTimes& times, const Plan& plan, const HostStats& stats,
                      const trn_executor_stats& executor) {
   if (!on()) return;
   const trn_host_stats& totals = stats.totals;
-  file_->span("step", kLoopTrack, times.schedule, times.end,
-              {{"number", static_cast<int64_t>(totals.steps)},
+  const trn_forward_batch& batch = plan.batch;
+  const auto number = static_cast<int64_t>(totals.steps);
+  file_->span("step", kLoopTrack, times.begin, times.end,
+              {{"number", number},
                {"tokens", batch.num_tokens},
                {"requests", batch.num_reqs},
                {"decodes", batch.num_decodes},
                {"padding", static_cast<int64_t>(totals.padded_tokens - padded_tokens_)},
+               {"dropped_rows", plan.num_dropped_rows()},
                {"replayed", totals.replays > replays_}});
   replays_ = totals.replays;
   padded_tokens_ = totals.padded_tokens;
-  file_->span("schedule", kLoopTrack, times.schedule, times.build);
-  file_->span("build inputs", kLoopTrack, times.build, times.execute);
+  const int track = plan.ahead ? kPlannerTrack : kLoopTrack;
+  file_->span("schedule", track, plan.schedule_ns, plan.build_ns, {{"step", number}});
+  file_->span("build inputs", track, plan.build_ns, plan.ready_ns, {{"step", number}});
   file_->span("execute", kLoopTrack, times.execute, times.sample);
   execute_parts(times, executor);
   file_->span("sample", kLoopTrack, times.sample, times.publish);

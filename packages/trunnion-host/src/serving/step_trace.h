@@ -7,9 +7,9 @@
 #include <string>
 
 #include "serving/host_stats.h"
+#include "serving/plan.h"
 #include "serving/request.h"
 #include "serving/trace_file.h"
-#include "trunnion/contract.h"
 
 namespace trunnion::serving {
 
@@ -19,15 +19,15 @@ inline int64_t now_ns() {
       .count();
 }
 
-// When the parts of a step began; each ends where the next begins.
+// When a step and its parts on the loop thread began; each ends where the next begins.
 struct StepTimes {
-  int64_t schedule = 0, build = 0, execute = 0, sample = 0, publish = 0, end = 0;
+  int64_t begin = 0, execute = 0, sample = 0, publish = 0, end = 0;
 };
 
 // Every method does nothing when there is no file.
 class StepTrace {
  public:
-  explicit StepTrace(const std::string& path);
+  StepTrace(const std::string& path, bool overlap);
 
   bool on() const { return file_.has_value(); }
   void arrived(const Request& request);
@@ -36,8 +36,7 @@ class StepTrace {
   void sampled(const Request& request, int64_t at_ns);
   void finished(const Request& request, int32_t reason);
   // `stats` are those after the step, `executor` what it says of the last execute.
-  void step(const StepTimes& times, const trn_forward_batch& batch, const HostStats& stats,
-            const trn_executor_stats& executor);
+  void step(const StepTimes& times, const Plan& plan, const HostStats& stats, const trn_executor_stats& executor);
   void flush();
 
  private:

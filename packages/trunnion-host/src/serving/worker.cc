@@ -27,10 +27,11 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
       board_(board),
       watchdog_(watchdog),
       workers_(workers),
-      trace_(options.trace_file),
+      trace_(options.trace_file, options.overlap),
       executor_(workers.create(options.executor)),
       model_info_(executor_.model_info()),
-      sampler_(model_info_.vocab_size) {
+      sampler_(model_info_.vocab_size),
+      planner_(options.overlap, [this] { plan_ahead(); }) {
   const auto specs = executor_.kv_cache_spec();
   const auto groups = read_groups(specs, options.executor.limits.max_model_len);
   const auto num_blocks = size_groups(groups, options);
@@ -73,41 +74,97 @@ void Worker::cancel_all(const std::string& reason) {
 }
 
 bool Worker::step() {
-  StepTimes times{.schedule = now_ns()};
-  batch_ = &scheduler_->schedule();
-  if (batch_->empty()) {
-    if (!scheduler_->only_paused()) throw std::logic_error("the scheduler runs none of the requests that could run");
-    flush();
-    return false;
+  StepTimes times{.begin = now_ns()};
+  if (!next_.worth_running()) {
+    if (next_.ahead) ++stats_.totals.dropped_plans;
+    next_.ahead = false;
+    if (!plan(next_, static_cast<int32_t>(stats_.totals.steps % buffers_.size()))) {
+      if (!scheduler_->only_paused()) throw std::logic_error("the scheduler runs none of the requests that could run");
+      flush();
+      return false;
+    }
   }
-  const int32_t set = static_cast<int32_t>(stats_.totals.steps % buffers_.size());
-  times.build = now_ns();
-  for (const BatchEntry& entry : *batch_) trace_.scheduled(*entry.request, times.build);
-  const trn_forward_batch batch = builder_->build(*batch_, set, buffers_[set]);
+  std::swap(current_, next_);
+  next_.entries.clear();
+  next_.ahead = false;
+  for (const BatchEntry& entry : current_.entries) {
+    if (entry.request != nullptr) trace_.scheduled(*entry.request, current_.build_ns);
+  }
+  stats_.totals.overlapped_steps += current_.ahead;
+  stats_.totals.dropped_rows += static_cast<uint64_t>(current_.num_dropped_rows());
+  ++stats_.totals.steps;
   times.execute = now_ns();
-  const Outcome outcome = execute(batch);
+  const Outcome outcome = execute(current_.batch);
   times.sample = now_ns();
-  if (!outcome.refused.empty()) {
-    handle_refused(outcome.refused);
-  } else if (!outcome.failed.empty()) {
-    handle_failed(outcome.failed);
-  } else {
-    scheduler_->complete();
-    sample_all(*outcome.output);
-  }
+  conclude(outcome);
   times.publish = now_ns();
-  count_step(static_cast<double>(times.publish - times.schedule) * 1e-9, batch);
+  count_step(static_cast<double>(times.publish - times.begin) * 1e-9, current_.batch);
   flush();
   times.end = now_ns();
-  trace_.step(times, batch, stats_, executor_stats_);
+  trace_.step(times, current_, stats_, executor_stats_);
   trace_.flush();
   return true;
 }
 
+bool Worker::plan(Plan& plan, int32_t set) {
+  plan.schedule_ns = now_ns();
+  plan.entries = scheduler_->schedule();
+  plan.build_ns = now_ns();
+  if (plan.entries.empty()) return false;
+  plan.batch = builder_->build(plan.entries, set, buffers_[static_cast<size_t>(set)]);
+  plan.ready_ns = now_ns();
+  return true;
+}
+
+void Worker::plan_ahead() {
+  scheduler_->complete(current_.entries);
+  scheduler_->expect(current_.entries, model_info_.output_kind == TRN_OUTPUT_POOLED);
+  const auto num_sets = static_cast<int32_t>(buffers_.size());
+  next_.ahead = plan(next_, (current_.batch.buffer_set + 1) % num_sets);
+}
+
+void Worker::drop_plan() {
+  cache_->retract();
+  for (const BatchEntry& entry : next_.entries) {
+    // It may have adopted blocks that the step should have filled.
+    if (entry.is_admitted) scheduler_->recompute(*entry.request);
+  }
+  for (const BatchEntry& entry : current_.entries) {
+    if (entry.request != nullptr) entry.request->drop_pending();
+  }
+  stats_.totals.dropped_plans += next_.ahead;
+  next_.entries.clear();
+  next_.ahead = false;
+}
+
+// The step has sampled what the next one's rows wait for.
+void Worker::fill_in_tokens() {
+  if (!next_.ahead) return;
+  const trn_input_buffers& buffers = buffers_[static_cast<size_t>(next_.batch.buffer_set)];
+  for (size_t b = 0; b < next_.entries.size(); ++b) {
+    const BatchEntry& entry = next_.entries[b];
+    if (entry.request != nullptr && entry.wants_logits) {
+      InputBuilder::set_last_token(buffers, b, entry.request->tokens.back());
+    }
+  }
+}
+
+void Worker::conclude(const Outcome& outcome) {
+  if (outcome.output) {
+    if (!options_.overlap) scheduler_->complete(current_.entries);
+    sample_all(*outcome.output);
+    fill_in_tokens();
+    return;
+  }
+  if (options_.overlap) drop_plan();
+  if (!outcome.refused.empty()) return handle_refused(outcome.refused);
+  handle_failed(outcome.failed);
+}
+
 Worker::Outcome Worker::execute(const trn_forward_batch& batch) {
   Outcome outcome;
-  ++stats_.totals.steps;
   const Watchdog::Guard guard(watchdog_);
+  Planner::Round round(planner_);
   try {
     outcome.output = workers_.execute(executor_, batch, buffers_[static_cast<size_t>(batch.buffer_set)]);
     executor_.wait(outcome.output->fence);
@@ -116,17 +173,21 @@ Worker::Outcome Worker::execute(const trn_forward_batch& batch) {
   } catch (const Failed& error) {
     outcome.failed = std::string("the step failed twice: ") + error.what();
   }
+  round.finish();
   return outcome;
 }
 
 void Worker::handle_refused(const std::string& text) {
   ++stats_.totals.refused_steps;
-  for (const BatchEntry& entry : *batch_) finish(*entry.request, TRN_FINISH_ERROR, text);
+  for (const BatchEntry& entry : current_.entries) {
+    if (entry.request != nullptr) finish(*entry.request, TRN_FINISH_ERROR, text);
+  }
 }
 
 void Worker::handle_failed(const std::string& text) {
   ++stats_.totals.failed_steps;
-  for (const BatchEntry& entry : *batch_) {
+  for (const BatchEntry& entry : current_.entries) {
+    if (entry.request == nullptr) continue;
     Request& request = *entry.request;
     const bool failed_before = request.failed_before;
     // Also for a request that ends: its blocks must not be found again.
@@ -140,9 +201,14 @@ void Worker::sample_all(const trn_forward_output& output) {
   if (output.pooled != nullptr) return embed_all(output);
   const auto vocab_size = static_cast<size_t>(model_info_.vocab_size);
   const float* row = output.logits;
-  for (const BatchEntry& entry : *batch_) {
+  for (const BatchEntry& entry : current_.entries) {
     if (!entry.wants_logits) continue;
+    if (entry.request == nullptr) {
+      row += vocab_size;
+      continue;
+    }
     Request& request = *entry.request;
+    request.drop_pending();
     const bool may_stop = request.num_outputs() >= request.sampling.min_tokens;
     const std::span<const int32_t> banned = may_stop ? std::span<const int32_t>{} : request.stop_ids;
     const auto position = static_cast<uint64_t>(request.num_tokens());
@@ -164,11 +230,12 @@ void Worker::take(Request& request, Sample sample) {
 
 void Worker::embed_all(const trn_forward_output& output) {
   const float* row = output.pooled;
-  for (const BatchEntry& entry : *batch_) {
+  for (const BatchEntry& entry : current_.entries) {
     if (!entry.wants_logits) continue;
     // The only copy the loop makes: the rows are lent until the next step on this set.
     std::vector<float> embedding(row, row + model_info_.output_width);
     row += model_info_.output_width;
+    if (entry.request == nullptr) continue;
     const bool finite = std::all_of(embedding.begin(), embedding.end(), [](float value) { return std::isfinite(value); });
     if (finite) {
       finish(*entry.request, TRN_FINISH_STOP, "", -1, std::move(embedding));
@@ -189,6 +256,7 @@ void Worker::count_step(double seconds, const trn_forward_batch& batch) {
 void Worker::finish(Request& request, int32_t reason, const std::string& error, int32_t stop_id,
                     std::vector<float> embedding) {
   scheduler_->remove(request);
+  next_.forget(request);
   trace_.finished(request, reason);
   finishes_out_.emplace_back(request.channel, FinishEvent{.reason = reason,
                                                           .stop_id = stop_id,

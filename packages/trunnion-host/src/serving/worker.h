@@ -14,6 +14,8 @@
 #include "serving/host_options.h"
 #include "serving/host_stats.h"
 #include "serving/input_builder.h"
+#include "serving/plan.h"
+#include "serving/planner.h"
 #include "serving/sampler.h"
 #include "serving/scheduler.h"
 #include "serving/step_trace.h"
@@ -50,6 +52,14 @@ class Worker {
   };
 
   Outcome execute(const trn_forward_batch& batch);
+  void conclude(const Outcome& outcome);
+  // Schedule and build; false when no request can run now.
+  bool plan(Plan& plan, int32_t set);
+  // On the planner's thread, while the executor runs current_: plan next_ as if it had succeeded.
+  void plan_ahead();
+  // What next_ took for granted did not happen.
+  void drop_plan();
+  void fill_in_tokens();
   void handle_refused(const std::string& text);
   void handle_failed(const std::string& text);
   void sample_all(const trn_forward_output& output);
@@ -77,11 +87,12 @@ class Worker {
   std::optional<InputBuilder> builder_;
   Sampler sampler_;
   std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
-  const std::vector<BatchEntry>* batch_ = nullptr;  // of the current step
+  Plan current_, next_;
   std::vector<std::pair<std::shared_ptr<Channel>, TokenEvent>> tokens_out_;
   std::vector<std::pair<std::shared_ptr<Channel>, FinishEvent>> finishes_out_;
   HostStats stats_;
   trn_executor_stats executor_stats_{};
+  Planner planner_;  // last: its thread uses the rest
 };
 
 }  // namespace trunnion::serving

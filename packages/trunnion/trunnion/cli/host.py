@@ -95,5 +95,7 @@ class HostOptions:
     """Of each process."""
     tp_size: int
     progress: bool
+    overlap: bool = False
+    """Plan the next step while one runs."""
     trace_file: Path | None = None
     """Where to write a trace of every step."""

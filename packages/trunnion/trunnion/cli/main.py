@@ -46,6 +46,7 @@ NoPrefixCache = Annotated[bool, typer.Option("--no-prefix-cache", help="Compute 
 MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Requests per step. [the prompts, up to 32]")]
 MaxNumTokens = Annotated[int | None, typer.Option("--max-num-tokens", help="Tokens per step. [512]")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print all of the host's counters at the end.")]
+Overlap = Annotated[bool, typer.Option("--overlap", help="Plan the next step while one runs.")]
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of every step for ui.perfetto.dev.")
 ]
@@ -112,6 +113,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
         stats: Stats = False,
         trace: Trace = None,
+        overlap: Overlap = False,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_seqs: MaxNumSeqs = None,
@@ -134,6 +136,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache,
+                overlap=overlap,
                 trace_file=trace,
             ),
             SamplingOptions(
@@ -158,6 +161,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         stop: Stop = None,
         stats: Stats = False,
         trace: Trace = None,
+        overlap: Overlap = False,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_tokens: MaxNumTokens = None,
@@ -178,6 +182,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=1, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache,
+                overlap=overlap,
                 trace_file=trace,
             ),
             SamplingOptions(

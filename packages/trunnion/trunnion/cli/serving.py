@@ -57,6 +57,7 @@ def open_serving_host(options: HostOptions) -> Host:
         kv_blocks=options.kv_blocks,
         prefix_caching=options.prefix_caching,
         show_progress=options.progress,
+        overlap=options.overlap,
         trace_file=options.trace_file,
     )
     try:

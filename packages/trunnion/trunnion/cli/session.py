@@ -42,6 +42,7 @@ class ModelOptions:
     max_num_seqs: int | None
     max_num_tokens: int | None
     prefix_caching: bool
+    overlap: bool = False
     trace_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -130,6 +131,7 @@ class ModelPlan:
             threads=options.threads or max(1, default_threads() // options.tp),
             tp_size=options.tp,
             progress=sys.stderr.isatty(),
+            overlap=options.overlap,
             trace_file=options.trace_file,
         )
         with default_interrupt():
