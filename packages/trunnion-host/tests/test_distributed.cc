@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <thread>
@@ -11,6 +12,8 @@
 #include "distributed/batch_codec.h"
 #include "distributed/message_socket.h"
 #include "distributed/workers.h"
+#include "host_fixture.h"
+#include "trunnion/worker.h"
 
 using namespace trunnion::distributed;
 
@@ -195,4 +198,36 @@ TEST(only_connected_stream_sockets_are_taken) {
         std::string::npos);
   close(ends[0]);
   close(ends[1]);
+}
+
+TEST(a_worker_executes_every_batch_of_its_host) {
+  Pair pair;
+  trn_host_options options = default_options();
+  options.executor.tp_size = 2;
+  trn_worker_options mine{sizeof mine, pair.ends[1], options.executor};
+  mine.executor.tp_rank = 1;
+  std::thread worker([mine] {
+    char error[256] = "";
+    const trn_status status = trn_worker_run(&mine, error, sizeof error);
+    // Read by whoever looks at a failure of the host's own checks.
+    if (status != TRN_OK) std::fprintf(stderr, "the worker: %s\n", error);
+  });
+  const auto prompts = random_prompts(5, 6, 30);
+  std::vector<std::vector<int32_t>> outputs;
+  {
+    options.worker_sockets = &pair.ends[0];
+    options.num_workers = 1;
+    Host host(options);
+    std::vector<uint64_t> ids;
+    for (const auto& prompt : prompts) ids.push_back(host.submit(prompt, sampling()));
+    auto ended = host.wait_all(prompts.size());
+    for (const uint64_t id : ids) outputs.push_back(ended.at(id).tokens);
+    trn_executor_stats stats{};
+    stats.struct_size = sizeof stats;
+    CHECK_EQ(trn_host_get_worker_stats(host.get(), 1, &stats), TRN_HOST_OK);
+    CHECK_EQ(stats.executes, host.stats().steps);
+    CHECK_EQ(trn_host_get_worker_stats(host.get(), 2, &stats), TRN_HOST_INVALID);
+  }
+  worker.join();
+  CHECK(outputs == alone(prompts, sampling()));
 }
