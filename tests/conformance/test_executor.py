@@ -99,6 +99,7 @@ def test_the_order_of_calls_is_enforced(executor: ModelExecutor) -> None:
     executor.allocate_kv_cache([40])
     with pytest.raises(ValueError, match="once"):
         executor.allocate_kv_cache([40])
+    executor.warm_up()
 
 
 def test_a_prompt_in_pieces_gives_the_same_logits(executor: ModelExecutor) -> None:
@@ -133,6 +134,7 @@ def test_warm_up_leaves_no_trace(executor: ModelExecutor, hardware: Hardware) ->
 def test_an_empty_step_is_valid(executor: ModelExecutor) -> None:
     """T = 0: no logits, nothing written, and the next step is right."""
     executor.allocate_kv_cache([40])
+    executor.warm_up()
     assert executor.execute(batch_of()).logits.shape == (0, executor.vocab_size)
     assert torch.isfinite(executor.execute(batch_of(3)).logits).all()
 
@@ -140,6 +142,7 @@ def test_an_empty_step_is_valid(executor: ModelExecutor) -> None:
 def test_what_python_refuses_leaves_the_next_step_right(executor: ModelExecutor) -> None:
     """Shapes, dtypes, layouts and counts are named; nothing of a refused batch is used."""
     executor.allocate_kv_cache([40])
+    executor.warm_up()
     good = executor.execute(batch_of(5, 2)).logits.clone()
     faults = {
         "input_ids": lambda batch: setattr(batch.tensors, "input_ids", batch.tensors.input_ids.long()),
@@ -161,6 +164,7 @@ def test_what_python_refuses_leaves_the_next_step_right(executor: ModelExecutor)
 def test_lent_buffers_stay_where_they_are(executor: ModelExecutor) -> None:
     """A step of the same counts uses the same tensors at the boundary, and logits come in the same rows."""
     executor.allocate_kv_cache([40])
+    executor.warm_up()
     first = executor.execute(batch_of(2, 2)).logits
     second = executor.execute(batch_of(2, 2)).logits
     assert first is second
@@ -172,6 +176,7 @@ def test_lent_buffers_stay_where_they_are(executor: ModelExecutor) -> None:
 def test_logits_are_float32_without_padding(executor: ModelExecutor) -> None:
     """The vocabulary of 131 is padded inside the model, never outside."""
     executor.allocate_kv_cache([40])
+    executor.warm_up()
     logits = executor.execute(batch_of(3)).logits
     assert logits.dtype == torch.float32
     assert logits.shape == (1, 131)
