@@ -92,6 +92,7 @@ TEST(embeddings_are_the_same_however_they_are_fed) {
     for (const int32_t max_num_tokens : {8, 11, 32}) {
       for (const int32_t kv_blocks : {0, 20}) {
         trn_host_options options = default_options();
+        options.overlap = max_num_tokens != 11;
         options.executor.limits.max_num_tokens = max_num_tokens;
         options.kv_blocks = kv_blocks;
         Host host(options);
