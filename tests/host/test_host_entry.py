@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 import torch
 
+from trunnion.config import ExecutorConfig
+from trunnion.contract import Limits
 from trunnion.errors import BatchRefused, ConfigError
+from trunnion.interfaces.hardware import Fence
 from trunnion.interfaces.runner import RunnerCounters
-from trunnion.runner.host_entry import FAILED, FATAL, REFUSED, classify, classify_creation
+from trunnion.reference import ReferenceHardware
+from trunnion.runner.host_entry import FAILED, FATAL, REFUSED, HostedExecutor, classify, classify_creation
+from trunnion.runner.model_executor import ModelExecutor
 from trunnion.runner.step_counters import FIELDS, MAX_REASONS, StepCounters
+
+from .tiny_models import save_model
 
 
 def raised(error: BaseException) -> BaseException:
@@ -85,6 +93,30 @@ def test_step_counters_hold_any_number_of_reasons() -> None:
     assert found[len(FIELDS) :] == [1] * (MAX_REASONS - 1) + [6]
     assert found[FIELDS.index("eager_steps")] == MAX_REASONS + 5
     assert counters.reasons()[-1] == "other reasons"
+
+
+class LateHardware(ReferenceHardware):
+    """Its steps end after their call, on the memory of the host."""
+
+    name = "late"
+    device_type = "cpu"
+
+    def record_fence(self, buffer_set: int) -> Fence | None:
+        return LateFence()
+
+
+class LateFence:
+    def wait(self) -> None:
+        """Nothing to wait for here."""
+
+
+@pytest.mark.parametrize(("hardware", "synchronous"), [(ReferenceHardware(), 1), (LateHardware(), 0)])
+def test_host_is_told_whether_there_are_fences(tmp_path: Path, hardware: ReferenceHardware, synchronous: int) -> None:
+    """Where there are none, C++ never enters Python to wait; where there are it must, whatever the device."""
+    save_model("llama", tmp_path)
+    limits = Limits(max_num_tokens=4, max_num_seqs=2, max_model_len=8, max_logits_rows=2)
+    executor = ModelExecutor.create(ExecutorConfig(model=tmp_path, hardware="reference", limits=limits), hardware)
+    assert HostedExecutor(executor).describe()["synchronous"] == synchronous
 
 
 def test_a_failure_of_one_of_several_ranks_is_fatal() -> None:

@@ -96,6 +96,11 @@ class Hardware(ABC):
         """
         return None
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether there are no fences: every step is done when its call returns."""
+        return type(self).record_fence is Hardware.record_fence
+
     def on_reference(self) -> Mapping[str, str]:
         """Operators that still run on the reference here, with the reason; printed by `warm_up`'s report."""
         return {}

@@ -88,7 +88,7 @@ class HostedExecutor:
             "output_width": self._executor.output_width,
             "required_fields": int(self._executor.required_fields()),
             "accepts_upper_bound_lens": 0,
-            "synchronous": int(device_type == "cpu"),
+            "synchronous": int(self._executor.synchronous),
             "cache_device": DLPACK_DEVICES.get(device_type, DLPACK_EXTENSION_DEVICE),
             "num_buffer_sets": len(self._executor.input_buffers()),
             "weights": profile.weights,

@@ -127,6 +127,11 @@ class ModelExecutor:
         """Where weights and caches lie."""
         return self._device
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether `execute` returns when the step is done, so that there is nothing to `wait` for."""
+        return self._hardware.synchronous
+
     def required_fields(self) -> Field:
         """Metadata the backends read beyond the required fields; the host builds exactly these."""
         return self._groups.required_fields
