@@ -74,10 +74,6 @@ class Buckets:
         found = [(self.full(count, length), length) for length, sizes in self.decodes.items() for count in sizes]
         return sorted(found, key=lambda item: -item[0].num_tokens)
 
-    def estimate_bytes(self, bytes_per_token: int, bytes_per_logits_row: int) -> int:
-        """Upper bound of what captured graphs hold, if none of them share memory beyond the largest."""
-        return self.tokens[-1] * bytes_per_token + self.logits[-1] * bytes_per_logits_row
-
 
 def _round_up(sizes: Sequence[int], count: int) -> int:
     """The first size that holds `count`; 0 stays 0."""
