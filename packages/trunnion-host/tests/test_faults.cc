@@ -73,6 +73,35 @@ TEST(request_that_fails_twice_ends) {
   CHECK_EQ(host.wait(host.submit({1, 2, 3}, sampling())).tokens.size(), 12u);
 }
 
+TEST(only_the_request_at_fault_fails) {
+  const auto params = sampling(0.8);
+  auto prompts = random_prompts(4, 7, 20);
+  fake::config() = {.groups = {{}, {TRN_CACHE_WINDOW, 6}}};
+  const auto expected = alone(prompts, params);
+  // No step with this prompt in it ever succeeds.
+  fake::config().fault = [](uint64_t, const trn_forward_batch& batch) {
+    return batch.max_seq_len >= 40 ? TRN_FAILED : TRN_OK;
+  };
+  for (const int32_t kv_blocks : {0, 20}) {
+    trn_host_options options = default_options();
+    options.kv_blocks = kv_blocks;
+    // All prompts fit one step, so that they would fail together again.
+    options.executor.limits.max_num_tokens = 200;
+    Host host(options);
+    std::vector<uint64_t> ids;
+    for (const auto& prompt : prompts) ids.push_back(host.submit(prompt, params));
+    const uint64_t faulty = host.submit(std::vector<int32_t>(45, 2), params);
+    auto ended = host.wait_all(ids.size() + 1);
+    check_error(ended[faulty], "failed twice");
+    for (size_t i = 0; i < ids.size(); ++i) {
+      CHECK_EQ(ended[ids[i]].finish.finish_reason, TRN_FINISH_LENGTH);
+      CHECK(ended[ids[i]].tokens == expected[i]);
+    }
+    CHECK_EQ(host.stats().failed_steps, 2u);
+    CHECK_EQ(host.stats().blocks_used, 0);
+  }
+}
+
 TEST(failures_apart_do_not_add_up) {
   fake::config() = {};
   fake::config().fault = at_steps({2, 5, 8}, TRN_FAILED);

@@ -52,6 +52,7 @@ const std::vector<BatchEntry>& Scheduler::schedule() {
   rows_left_ = limits_.max_logits_rows;
   const uint64_t preemptions_before = num_preemptions_;
   refresh_paused();
+  if (schedule_suspect()) return batch_;
   schedule_running(true);
   schedule_running(false);
   // What a preemption has just freed belongs to the requests that run, not to the next one in line.
@@ -65,6 +66,23 @@ void Scheduler::refresh_paused() {
   for (auto* requests : {&running_, &waiting_}) {
     for (Request* request : *requests) request->paused = hub_.full(*request->channel, request->token_pending);
   }
+}
+
+bool Scheduler::schedule_suspect() {
+  const auto suspect = [](const Request* request) {
+    return request->failed_before && !request->paused && !request->token_pending;
+  };
+  const auto running = std::find_if(running_.begin(), running_.end(), suspect);
+  if (running != running_.end()) {
+    Request& request = **running;
+    const int32_t wanted = next_chunk(request);
+    const int32_t chunk = wanted > 0 ? reserve(request, wanted) : 0;
+    if (chunk > 0) schedule_chunk(request, chunk);
+    return !batch_.empty();
+  }
+  const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), suspect);
+  // When others hold the blocks or the seats it comes back with the rest.
+  return waiting != waiting_.end() && admit(**waiting);
 }
 
 void Scheduler::schedule_running(bool decodes) {

@@ -48,6 +48,8 @@ class Scheduler {
 
  private:
   void refresh_paused();
+  // Requests of a failed step run one by one until each has sampled, so that only the one at fault fails again.
+  bool schedule_suspect();
   void schedule_running(bool decodes);
   void schedule_waiting();
   bool admit(Request& request);
