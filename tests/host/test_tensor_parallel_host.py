@@ -125,8 +125,9 @@ def test_two_ranks_say_what_one_says(model_type: str, library: Path, tmp_path: P
         watchdog_s=SECONDS,
         exit_on_fatal=False,
     )
-    for tp_size in (1, 2):
-        with ServingHost(dataclasses.replace(config, tp_size=tp_size), library=library) as host:
+    for tp_size, overlap in ((1, False), (2, False), (2, True)):
+        asked = dataclasses.replace(config, tp_size=tp_size, overlap=overlap)
+        with ServingHost(asked, library=library) as host:
             assert serve(host, prompts) == expected
             assert serve(host, prompts[:2]) == expected[:2]
             before = host.stats().prefix_hit_tokens
