@@ -54,6 +54,7 @@ class GraphRunner(Runner):
         self.pool = pool
         self.buckets = Buckets(limits, decode_query_lens if self._why_not_full is None else ())
         self._breaks = breaks
+        self._stream = stream
         self._capture = SimulatedCapture(pool, stream)
         self._full: dict[tuple[int, int], FullGraph] = {}
         self._bodies: dict[int, ReplayList] = {}
@@ -67,6 +68,8 @@ class GraphRunner(Runner):
     @torch.inference_mode()
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
         """Capture every bucket, the largest first: what smaller ones need lies in what it has left."""
+        # Graphs of an earlier warm-up go, and with them what they had to have.
+        self._capture = SimulatedCapture(self.pool, self._stream)
         self._hidden = self._make_hidden(inputs)
         self._no_logits = self._hidden[:0]
         for num_tokens in reversed(self.buckets.tokens):
