@@ -134,8 +134,11 @@ void Validator::check_attention(const BatchView& batch, std::size_t index) {
     }
     const std::int64_t live = check_row(batch, index, b);
     const std::int32_t* row = view.block_table + b * group.max_blocks_per_seq;
-    const auto* stray = std::find_if(row + live, row + group.max_blocks_per_seq, [](auto id) { return id != 0; });
-    if (stray != row + group.max_blocks_per_seq) {
+    // Summed without a branch first: a search for the stray entry only when there is one.
+    std::uint32_t any = 0;
+    for (std::int64_t j = live; j < group.max_blocks_per_seq; ++j) any |= static_cast<std::uint32_t>(row[j]);
+    if (any != 0) {
+      const auto* stray = std::find_if(row + live, row + group.max_blocks_per_seq, [](auto id) { return id != 0; });
       refuse(group_field(index, "block_table"), "request ", b, " column ", stray - row, " is ", *stray,
              ", expected 0 past its ", live, " blocks");
     }
@@ -204,11 +207,10 @@ void Validator::check_csr(const BatchView& batch, std::size_t index) const {
              " or more");
     }
     const std::int32_t* row = view.block_table + b * group.max_blocks_per_seq;
-    for (std::int64_t j = 0; j < live; ++j) {
-      if (view.kv_indices[end + j] != row[j]) {
-        refuse(group_field(index, "kv_indices"), "entry ", end + j, " is ", view.kv_indices[end + j], ", expected ", row[j],
-               " as in block_table");
-      }
+    if (!std::equal(row, row + live, view.kv_indices + end)) {
+      const std::int64_t j = std::mismatch(row, row + live, view.kv_indices + end).first - row;
+      refuse(group_field(index, "kv_indices"), "entry ", end + j, " is ", view.kv_indices[end + j], ", expected ", row[j],
+             " as in block_table");
     }
     end += live;
     const std::int64_t last = batch.seq_lens[b] - view.kv_start[b] - (live - 1) * group.block_size;
