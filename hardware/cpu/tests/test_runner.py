@@ -121,6 +121,7 @@ def test_a_replay_gives_what_the_model_gives(executor: ModelExecutor) -> None:
 
     eager = run()
     assert executor.counters.replays == 0, "nothing is recorded before warm_up"
+    assert dict(executor.counters.eager) == {"warm_up has not run": len(steps)}
     executor.warm_up()
     replayed = run()
     assert executor.counters.replays == len(steps)

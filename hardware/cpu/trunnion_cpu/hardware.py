@@ -29,7 +29,8 @@ class CpuHardware(ReferenceHardware):
     def initialize(self, device_index: int) -> torch.device:
         if device_index != 0:
             raise ValueError(f"device_index {device_index} does not exist on 'cpu'; choices: 0")
-        if not registry.OPERATORS.registered(DISPATCH_KEY):
+        if registry.OPERATORS.owner(DISPATCH_KEY) != self.name:
+            # Another package's key raises: running on its kernels, or on none, would go unnoticed.
             for name, kernel in KERNELS.items():
                 registry.register(self.name, DISPATCH_KEY, name, kernel)
         return torch.device("cpu")

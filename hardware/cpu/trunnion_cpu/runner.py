@@ -43,7 +43,7 @@ class TapedRunner(Runner):
         self._breaks = breaks
         self._token_sizes = taped_sizes(limits.max_num_tokens)
         self._logit_sizes = taped_sizes(limits.max_logits_rows)
-        self._why_eager = f"more than {self._token_sizes[-1]} tokens or {self._logit_sizes[-1]} rows of logits"
+        self._why_eager = "warm_up has not run"
         self._bodies: dict[int, Play] = {}
         self._heads: dict[int, Play] = {}
 
@@ -74,6 +74,7 @@ class TapedRunner(Runner):
             self._why_eager = str(error)
             report.eager["every step"] = self._why_eager
             return
+        self._why_eager = f"more than {self._token_sizes[-1]} tokens or {self._logit_sizes[-1]} rows of logits"
         report.eager[f"steps of {self._why_eager}"] = "arithmetic hides Python there"
 
     @torch.inference_mode()
@@ -83,9 +84,10 @@ class TapedRunner(Runner):
         inputs = step.device
         body, head = self._bodies.get(bucket.num_tokens), self._heads.get(bucket.num_logits)
         if bucket.mode is Mode.PIECEWISE and body is not None and (head is not None or bucket.num_logits == 0):
-            self.counters.replays += 1
             hidden = body()
-            return hidden, hidden[:0] if head is None else head(hidden)
+            rows = hidden[:0] if head is None else head(hidden)
+            self.counters.replays += 1
+            return hidden, rows
         self.counters.eager["no tokens" if not bucket.num_tokens else self._why_eager] += 1
         hidden = self.model.forward(inputs.input_ids, inputs.positions)
         return hidden, self.head(hidden.index_select(0, inputs.logits_indices))

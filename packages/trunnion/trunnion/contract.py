@@ -227,7 +227,7 @@ class ForwardOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryProfile:
-    """Upper bounds in bytes. `warm_up` fails if what it measures exceeds them."""
+    """Upper bounds in bytes of what an executor needs beside its caches."""
 
     weights: int
     activations: int

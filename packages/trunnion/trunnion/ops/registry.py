@@ -73,6 +73,10 @@ class OperatorRegistry:
         library.impl(op_name, fn, device_key)
         kernels[op_name] = library
 
+    def owner(self, device_key: str) -> str | None:
+        """The package whose kernels run on `device_key`, if there is one."""
+        return self._owners.get(device_key)
+
     def registered(self, device_key: str) -> tuple[str, ...]:
         """Operators that have a package's kernel on `device_key`."""
         return tuple(sorted(self._packages.get(device_key, {})))

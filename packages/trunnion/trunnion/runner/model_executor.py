@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,11 +27,11 @@ from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Fence, Hardware
-from trunnion.interfaces.model import CausalLM, Model, PoolingModel, output_kind
+from trunnion.interfaces.model import CausalLM, PoolingModel, output_kind
 from trunnion.interfaces.runner import RunnerCounters
 from trunnion.runner.groups import BoundGroups
 from trunnion.runner.input_buffers import NUM_BUFFER_SETS, BufferSet, InputBuffers
-from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
+from trunnion.weights.checkpoint import open_checkpoint
 from trunnion.weights.loader import load_weights
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class ModelExecutor:
         checkpoint = open_checkpoint(config.model)
         model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
         model_config = model_class.config_class.from_hf(checkpoint.config)
-        limits = _checked_limits(config.limits, model_config.max_model_len)
+        _check_reach(config.limits, model_config.max_model_len)
         device = hardware.initialize(config.device_index)
         dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
         breaks = BreakPoints()
@@ -108,12 +107,14 @@ class ModelExecutor:
             hardware=hardware,
             dtype=dtype,
             parallel=parallel,
-            max_model_len=limits.max_model_len,
+            max_model_len=config.limits.max_model_len,
             pooling=checkpoint.pooling,
         )
         with torch.device("meta"):
             model = model_class(model_config, ctx)
-        report = _load(checkpoint, model, model_class, config, dtype, device)
+        report = load_weights(
+            model, checkpoint.source, model_class.weight_map, dtype=dtype, device=device, progress=config.progress
+        )
         return cls(config, hardware, device, parallel, breaks, model.eval(), model_config.vocab_size, report)
 
     # Questions the host asks before it allocates.
@@ -282,12 +283,11 @@ class ModelExecutor:
                 raise BatchRefused(f"{name}: {value} is outside 0 ... {bound}")
 
 
-def _checked_limits(limits: Limits, longest: int) -> Limits:
+def _check_reach(limits: Limits, longest: int) -> None:
     if limits.max_model_len > longest:
         raise ValueError(
             f"max_model_len {limits.max_model_len} is above the {longest} tokens that the model's positions reach"
         )
-    return dataclasses.replace(limits)
 
 
 def _join(hardware: Hardware, config: ExecutorConfig, breaks: BreakPoints) -> ParallelGroup:
@@ -296,19 +296,6 @@ def _join(hardware: Hardware, config: ExecutorConfig, breaks: BreakPoints) -> Pa
     collectives = hardware.collectives(config.tp_rank, config.tp_size, config.tp_init_method)
     return ParallelGroup(
         rank=config.tp_rank, size=config.tp_size, collectives=BreakableCollectives(collectives, breaks)
-    )
-
-
-def _load(
-    checkpoint: Checkpoint,
-    model: torch.nn.Module,
-    model_class: type[Model],
-    config: ExecutorConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> WeightReport:
-    return load_weights(
-        model, checkpoint.source, model_class.weight_map, dtype=dtype, device=device, progress=config.progress
     )
 
 
