@@ -130,7 +130,7 @@ def build_step(spec: GroupSpec, shape: Shape, block_size: int, num_blocks: int, 
         bounds.append(bounds[-1] + request.query)
     if spec.kind is CacheKind.RECURRENT:
         group = GroupTensors(
-            state_indices=_int32(rng.sample(range(1, num_blocks), len(shape.requests))),
+            state_indices=_int32(rng.sample(range(1, num_blocks), len(shape.requests))).unsqueeze(1),
             has_initial_state=_int32([int(request.context > 0) for request in shape.requests]),
         )
     else:
@@ -171,7 +171,12 @@ def to_device(step: StepInputs, device: torch.device) -> StepInputs:
         }
     )
     tensors = BatchTensors(
-        *(getattr(host, name).to(device) for name in list(BatchTensors.__dataclass_fields__)[:-1]), groups=(moved,)
+        **{
+            name: getattr(host, name).to(device)
+            for name in BatchTensors.__dataclass_fields__
+            if name != "groups" and getattr(host, name) is not None
+        },
+        groups=(moved,),
     )
     return StepInputs(step.counts, host, tensors)
 
@@ -181,7 +186,7 @@ def live_rows(spec: GroupSpec, shape: Shape, step: StepInputs, block_size: int) 
     group = step.host.groups[0]
     if spec.kind is CacheKind.RECURRENT:
         assert group.state_indices is not None and group.has_initial_state is not None
-        return group.state_indices[group.has_initial_state == 1].long()
+        return group.state_indices[group.has_initial_state == 1].flatten().long()
     assert group.block_table is not None and group.kv_start is not None
     rows = []
     for index, request in enumerate(shape.requests):

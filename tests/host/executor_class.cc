@@ -17,7 +17,7 @@ trn_create_options options(const char* model) {
   trn_create_options options = trunnion::Executor::default_options();
   options.model = model;
   options.hardware = "null";
-  options.limits = {8, 2, 32, 2, 4};
+  options.limits = {8, 2, 32, 2, 4, 1, 0};
   return options;
 }
 

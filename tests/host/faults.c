@@ -41,11 +41,10 @@ static void old_struct(const host *h, offer *o) { (void)h; o->batch.struct_size 
 static void late_start(const host *h, offer *o) { (void)h; o->arrays.query_start_loc[0] = 1; }
 static void falling_start(const host *h, offer *o) { (void)h; o->arrays.query_start_loc[1] = -3; }
 static void early_end(const host *h, offer *o) { (void)h; --o->arrays.query_start_loc[o->batch.num_reqs]; }
-static void decodes_last(const host *h, offer *o) {
-  (void)h;
-  o->batch.num_decodes = o->batch.num_reqs;
-  o->batch.decode_query_len = o->batch.max_query_len + 1;
-}
+static void long_decodes(const host *h, offer *o) { (void)h; o->batch.decode_query_len = 2; }
+static void foreign_source(const host *h, offer *o) { (void)h; o->batch.hidden_source = 1; }
+static void foreign_hidden(const host *h, offer *o) { (void)h; o->batch.hidden_indices = o->batch.input_ids; }
+static void foreign_image(const host *h, offer *o) { (void)h; o->batch.num_encoder_items = 1; }
 static void short_len(const host *h, offer *o) { (void)h; o->arrays.seq_lens[0] = 0; }
 static void long_len(const host *h, offer *o) { (void)h; o->arrays.seq_lens[0] = MAX_LEN + 1; }
 static void wrong_max(const host *h, offer *o) { (void)h; --o->batch.max_seq_len; }
@@ -107,7 +106,10 @@ static const fault faults[] = {
     {"query_start_loc does not start at 0", "query_start_loc", late_start},
     {"query_start_loc falls", "query_start_loc", falling_start},
     {"query_start_loc ends before T", "query_start_loc", early_end},
-    {"decodes of another length", "query_start_loc", decodes_last},
+    {"decodes longer than max_decode_query_len", "decode_query_len", long_decodes},
+    {"a draft's source", "hidden_source", foreign_source},
+    {"a draft's field", "hidden_indices", foreign_hidden},
+    {"an image for a text model", "encoder_items", foreign_image},
     {"seq_len below the query", "seq_lens", short_len},
     {"seq_len above max_model_len", "seq_lens", long_len},
     {"wrong max_seq_len", "max_seq_len", wrong_max},

@@ -33,7 +33,7 @@ static const field_rule group_rules[GROUP_FIELDS] = {
     GROUP_RULE(kv_indptr, MAX_SEQS + 1, 'b'),
     GROUP_RULE(kv_indices, MAX_SEQS *MAX_COLUMNS, 'c'),
     GROUP_RULE(kv_last_page_len, MAX_SEQS, 'r'),
-    GROUP_RULE(state_indices, MAX_SEQS, 'r'),
+    GROUP_RULE(state_indices, MAX_SEQS, 'm'),
     GROUP_RULE(has_initial_state, MAX_SEQS, 'r'),
     GROUP_RULE(num_accepted, MAX_SEQS, 'r'),
 };

@@ -3,9 +3,11 @@
 
 #include "host.h"
 
+static bool is_table(const char *name) { return strstr(name, "block_table") || strstr(name, "state_indices"); }
+
 static bool tensor_allowed(const offered *f, int64_t rows) {
   const DLTensor *t = &f->tensor;
-  const bool table = strstr(f->name, "block_table") != NULL;
+  const bool table = is_table(f->name);
   if (t->device.device_type != kDLCPU) return false;
   if (t->dtype.code != kDLInt || t->dtype.bits != 32 || t->dtype.lanes != 1) return false;
   if (t->ndim != (table ? 2 : 1) || t->shape == NULL || t->shape[0] < rows) return false;
@@ -22,7 +24,7 @@ static bool counts_allowed(const host *h, const trn_forward_batch *b) {
   return b->struct_size >= sizeof *b && b->buffer_set >= 0 && b->buffer_set < h->info.num_buffer_sets &&
          b->num_tokens >= 0 && b->num_tokens <= MAX_TOKENS && b->num_reqs >= 0 && b->num_reqs <= MAX_SEQS &&
          b->num_logits >= 0 && b->num_logits <= MAX_ROWS && b->num_decodes >= 0 && b->num_decodes <= b->num_reqs &&
-         b->decode_query_len >= 1 && b->decode_query_len <= MAX_TOKENS &&
+         b->decode_query_len >= 1 && b->decode_query_len <= 1 &&
          (b->lens_are_exact == 1 || (b->lens_are_exact == 0 && h->info.accepts_upper_bound_lens)) &&
          (b->groups == NULL || b->num_groups == h->info.num_groups);
 }
@@ -129,7 +131,7 @@ bool oracle_allows(const host *h, const offer *o) {
   for (int i = 0; i < o->num_fields; ++i) {
     const offered *f = &o->fields[i];
     if (!tensor_allowed(f, rows_needed(o, f->name))) return false;
-    if (strstr(f->name, "block_table") && f->shape[1] != h->groups[f->group].max_blocks_per_seq) return false;
+    if (is_table(f->name) && f->shape[1] != h->groups[f->group].max_blocks_per_seq) return false;
   }
   if (!requests_allowed(o) || !ids_allowed(h, o)) return false;
   for (int g = 0; g < h->info.num_groups; ++g) {

@@ -108,7 +108,7 @@ static void fill_row(host *h, offer *o, int row, int begin) {
     if (h->groups[g].kind == TRN_CACHE_RECURRENT) {
       a->groups[g].state_indices[row] = q->state;
       a->groups[g].has_initial_state[row] = q->num_computed > 0;
-      a->groups[g].num_accepted[row] = 0;
+      a->groups[g].num_accepted[row] = 1;
     } else {
       fill_attention(h, o, g, row, begin);
     }

@@ -32,7 +32,7 @@ def header_structs() -> dict[str, list[str]]:
     found = {}
     for body, name in re.findall(r"typedef struct \w+ \{(.*?)\} (\w+);", without_comments(HEADER), flags=re.DOTALL):
         declared = [part for line in body.split(";") for part in line.split(",") if part.strip()]
-        found[name] = [re.findall(r"\w+", part)[-1] for part in declared]
+        found[name] = [re.findall(r"\w+", part.partition("[")[0])[-1] for part in declared]
     return found
 
 
@@ -104,6 +104,10 @@ def test_versions_and_codes_agree() -> None:
     codes = {name: int(value) for name, value in re.findall(r"(TRN_[A-Z_]+) = (\d+)\b(?!u)", HEADER)}
     assert {kind: codes[f"TRN_CACHE_{kind.name}"] for kind in contract.CacheKind} == host_entry.KIND_CODES
     assert {kind: codes[f"TRN_OUTPUT_{kind.name}"] for kind in contract.OutputKind} == host_entry.OUTPUT_CODES
+    assert {role: codes[f"TRN_ROLE_{role.name}"] for role in contract.Role} == {
+        role: code for code, role in enumerate(host_entry.ROLES)
+    }
+    assert (codes["TRN_ROLE_TARGET"], codes["TRN_ROLE_DRAFT"]) == (api.ROLE_TARGET, api.ROLE_DRAFT)
     assert (codes["TRN_OUTPUT_LOGITS"], codes["TRN_OUTPUT_POOLED"]) == (api.OUTPUT_LOGITS, api.OUTPUT_POOLED)
     assert (codes["TRN_REFUSED"], codes["TRN_FAILED"], codes["TRN_FATAL"]) == (1, 2, 3)
     assert (
@@ -139,7 +143,9 @@ def test_tensors_have_the_same_shapes_everywhere() -> None:
 def test_counts_agree() -> None:
     documented = list(table("Counts of a step"))
     assert documented == list(contract.COUNT_FIELDS)
-    assert [name for name in header_structs()["trn_forward_batch"] if name in documented] == documented
+    # The C batch says it by the pointer alone.
+    declared = [name.replace("kv_events", "has_kv_events") for name in header_structs()["trn_forward_batch"]]
+    assert [name for name in declared if name in documented] == documented
     backend = (HOST_PACKAGE / "src" / "executor" / "backend.h").read_text()
     (counts,) = re.findall(r"struct Counts \{\s*std::int64_t (.*?);", backend, flags=re.DOTALL)
     assert re.findall(r"\w+", counts) == documented

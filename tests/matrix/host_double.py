@@ -212,7 +212,7 @@ class HostDouble:
         _write(tensors.logits_indices, wanted)
         for index, pool in enumerate(self.pools):
             if pool.is_recurrent:
-                _write(tensors.groups[index].state_indices, [chunk.request.blocks[index][0] for chunk in batch])
+                _write(tensors.groups[index].state_indices[:, 0], [chunk.request.blocks[index][0] for chunk in batch])
                 _write(tensors.groups[index].has_initial_state, [int(chunk.request.computed > 0) for chunk in batch])
             else:
                 self._fill_paged(tensors.groups[index], index, batch, spans)

@@ -117,7 +117,7 @@ class Served:
             logits_indices=_ints([]),
             groups=(
                 GroupTensors(
-                    state_indices=_ints([state for state, _, _ in parts] + [1]),
+                    state_indices=_ints([state for state, _, _ in parts] + [1]).unsqueeze(1),
                     has_initial_state=_ints([int(continues) for _, _, continues in parts] + [0]),
                 ),
             ),

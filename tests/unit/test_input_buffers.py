@@ -54,7 +54,7 @@ def test_padding_rows_hold_what_their_policy_says() -> None:
     assert full.block_table[3].tolist() == [0, 0, 0, 0]
     assert full.kv_start.tolist()[3:] == [0]
     assert full.kv_indptr.tolist() == [0, 1, 2, 3, 3]
-    assert recurrent.state_indices.tolist()[3:] == [0]
+    assert recurrent.state_indices.tolist()[3:] == [[0]]
     assert recurrent.has_initial_state.tolist()[3:] == [0]
 
 

@@ -36,7 +36,7 @@ def _longest_step(spec: KVCacheSpec) -> StepInputs:
         block_table=torch.arange(1, 1 + LENGTH // LIMITS.block_size, dtype=torch.int32)[None],
         kv_start=_ints(0),
     )
-    recurrent = GroupTensors(state_indices=_ints(1), has_initial_state=_ints(0))
+    recurrent = GroupTensors(state_indices=_ints(1)[None], has_initial_state=_ints(0))
     tensors = BatchTensors(
         input_ids=tokens,
         positions=tokens,

@@ -16,7 +16,7 @@ trn_host_options default_options() {
   options.executor.hardware = "null";
   options.executor.dtype = "auto";
   options.executor.tp_size = 1;
-  options.executor.limits = {32, 8, 64, 8, 4};
+  options.executor.limits = {32, 8, 64, 8, 4, 1, 0};
   // Every test must hold in both loops.
   const char* overlap = std::getenv("TRUNNION_OVERLAP");
   options.overlap = overlap != nullptr && *overlap == '1';

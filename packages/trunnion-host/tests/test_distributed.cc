@@ -19,15 +19,16 @@ using namespace trunnion::distributed;
 
 namespace {
 
-constexpr int32_t kWidth = 6;
-constexpr trn_limits kLimits{16, 4, 24, 4, 4};
+constexpr int32_t kWidth = 6, kStates = 2;
+constexpr trn_limits kLimits{16, 4, 24, 4, 4, kStates, 0};
 
 ModelFacts facts() {
   ModelFacts made;
   made.limits = kLimits;
   made.num_buffer_sets = 1;
-  made.has_csr = made.has_num_accepted = true;
-  made.groups = {{false, kWidth}, {true, 1}};
+  made.num_position_axes = 3;
+  made.has_csr = made.has_num_accepted = made.has_hidden_indices = made.has_encoder_indices = true;
+  made.groups = {{false, kWidth}, {true, kStates}};
   return made;
 }
 
@@ -36,14 +37,16 @@ struct Lent {
   explicit Lent(int32_t first) : memory(512) {
     for (size_t i = 0; i < memory.size(); ++i) memory[i] = first + static_cast<int32_t>(i);
     groups[0] = {next(16), next(4 * kWidth), next(4), next(5), next(4 * kWidth), next(4), nullptr, nullptr, nullptr};
-    groups[1].state_indices = next(4);
+    groups[1].state_indices = next(4 * kStates);
     groups[1].has_initial_state = next(4);
     groups[1].num_accepted = next(4);
     inputs.input_ids = next(16);
-    inputs.positions = next(16);
+    inputs.positions = next(16 * 3);
     inputs.query_start_loc = next(5);
     inputs.seq_lens = next(4);
     inputs.logits_indices = next(4);
+    inputs.hidden_indices = next(16);
+    inputs.encoder_indices = next(16);
     inputs.groups = groups;
   }
   int32_t* next(size_t count) {
@@ -75,11 +78,12 @@ trn_forward_batch fill(Lent& lent) {
 
 std::vector<std::pair<const int32_t*, size_t>> used_rows(const Lent& lent) {
   const trn_group_buffers &pages = lent.groups[0], &states = lent.groups[1];
-  return {{lent.inputs.input_ids, 5},  {lent.inputs.positions, 5},      {lent.inputs.query_start_loc, 3},
+  return {{lent.inputs.input_ids, 5},  {lent.inputs.positions, 5 * 3},   {lent.inputs.query_start_loc, 3},
           {lent.inputs.seq_lens, 2},   {lent.inputs.logits_indices, 1}, {pages.slot_mapping, 5},
           {pages.kv_start, 2},         {pages.kv_indptr, 3},            {pages.kv_indices, 5},
-          {pages.kv_last_page_len, 2}, {pages.block_table, 2 * kWidth}, {states.state_indices, 2},
-          {states.has_initial_state, 2}, {states.num_accepted, 2}};
+          {pages.kv_last_page_len, 2}, {pages.block_table, 2 * kWidth}, {states.state_indices, 2 * kStates},
+          {states.has_initial_state, 2}, {states.num_accepted, 2},
+          {lent.inputs.hidden_indices, 5}, {lent.inputs.encoder_indices, 5}};
 }
 
 template <typename Error, typename Call>

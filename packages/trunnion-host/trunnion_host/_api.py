@@ -17,13 +17,14 @@ from ctypes import (
     c_void_p,
 )
 
-ABI_VERSION = 1
-CONTRACT_VERSION = 1
+ABI_VERSION = 2
+CONTRACT_VERSION = 2
 
 OK, REFUSED, FAILED, FATAL = range(4)
 CACHE_FULL, CACHE_WINDOW, CACHE_MLA, CACHE_RECURRENT = range(4)
 OUTPUT_LOGITS, OUTPUT_POOLED = range(2)
-FIELD_KV_CSR, FIELD_NUM_ACCEPTED = 1, 2
+FIELD_KV_CSR, FIELD_NUM_ACCEPTED, FIELD_HIDDEN_INDICES, FIELD_ENCODER_INDICES = 1, 2, 4, 8
+ROLE_TARGET, ROLE_DRAFT = range(2)
 
 
 class DLDevice(ctypes.Structure):
@@ -55,6 +56,8 @@ class Limits(ctypes.Structure):
         ("max_model_len", c_int32),
         ("max_logits_rows", c_int32),
         ("block_size", c_int32),
+        ("max_decode_query_len", c_int32),
+        ("max_encoder_rows", c_int32),
     ]
 
 
@@ -75,6 +78,9 @@ class CreateOptions(ctypes.Structure):
         ("show_progress", c_int32),
         ("tp_init_method", c_char_p),
         ("limits", Limits),
+        ("role", c_int32),
+        ("keep_hidden", c_int32),
+        ("share_with", c_void_p),
     ]
 
 
@@ -90,6 +96,8 @@ class ModelInfo(ctypes.Structure):
         ("num_buffer_sets", c_int32),
         ("output_kind", c_int32),
         ("output_width", c_int32),
+        ("num_position_axes", c_int32),
+        ("encoder_patch_dim", c_int32),
     ]
 
 
@@ -152,7 +160,15 @@ GROUP_FIELDS = (
     "has_initial_state",
     "num_accepted",
 )
-BATCH_FIELDS = ("input_ids", "positions", "query_start_loc", "seq_lens", "logits_indices")
+BATCH_FIELDS = (
+    "input_ids",
+    "positions",
+    "query_start_loc",
+    "seq_lens",
+    "logits_indices",
+    "hidden_indices",
+    "encoder_indices",
+)
 
 
 class GroupBuffers(ctypes.Structure):
@@ -180,6 +196,17 @@ class GroupBatch(ctypes.Structure):
     _fields_ = [(name, POINTER(DLTensor)) for name in GROUP_FIELDS]
 
 
+class EncoderItem(ctypes.Structure):
+    """trn_encoder_item"""
+
+    _fields_ = [
+        ("pixels", POINTER(DLTensor)),
+        ("grid", c_int32 * 3),
+        ("first_row", c_int32),
+        ("num_rows", c_int32),
+    ]
+
+
 class ForwardBatch(ctypes.Structure):
     """trn_forward_batch"""
 
@@ -194,9 +221,13 @@ class ForwardBatch(ctypes.Structure):
         ("max_query_len", c_int32),
         ("max_seq_len", c_int32),
         ("lens_are_exact", c_int32),
+        ("hidden_source", c_int32),
+        ("num_encoder_items", c_int32),
         *((name, POINTER(DLTensor)) for name in BATCH_FIELDS),
         ("groups", POINTER(GroupBatch)),
         ("num_groups", c_int32),
+        ("encoder_items", POINTER(EncoderItem)),
+        ("kv_events", c_void_p),
     ]
 
 
@@ -256,6 +287,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "trn_group_buffers": GroupBuffers,
     "trn_input_buffers": InputBuffers,
     "trn_group_batch": GroupBatch,
+    "trn_encoder_item": EncoderItem,
     "trn_forward_batch": ForwardBatch,
     "trn_forward_output": ForwardOutput,
     "trn_executor_stats": ExecutorStats,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trunnion.contract import Limits
+from trunnion.contract import Limits, Role
 from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
@@ -31,6 +31,10 @@ class ExecutorConfig:
     tp_init_method: str = ""
     progress: bool = False
     """Show a progress bar on stderr while weights load."""
+    role: Role = Role.TARGET
+    """A draft is the head that `model` carries to draft for its decoder; it shares with the decoder's executor."""
+    keep_hidden: bool = False
+    """Keep the hidden states of each step for a draft; a draft keeps its own anyway."""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:

@@ -11,12 +11,13 @@ each other. Terms, one word per notion:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
 
 import torch
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2
 """Raised with every change that an older host could misread."""
 
 
@@ -37,6 +38,14 @@ class OutputKind(str, Enum):
     """One embedding per row asked for."""
 
 
+class Role(str, Enum):
+    """What an executor is to the others of its process."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    """A small head that drafts tokens for a target, from the target's hidden states."""
+
+
 class Field(IntFlag):
     """Metadata fields that a backend may ask the host to build. `REQUIRED` is always built."""
 
@@ -46,7 +55,11 @@ class Field(IntFlag):
     KV_CSR = 1 << 0
     """Per group kv_indptr, kv_indices and kv_last_page_len: the block table in CSR form."""
     NUM_ACCEPTED = 1 << 1
-    """Recurrent groups: how many draft tokens of the last step were accepted."""
+    """Recurrent groups of a target that verifies drafts: the column of `state_indices` a request starts from."""
+    HIDDEN_INDICES = 1 << 2
+    """Drafts: which hidden states go with the tokens."""
+    ENCODER_INDICES = 1 << 3
+    """Models that take images: which rows of the encoder pool stand for tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +80,25 @@ class Limits:
     """Output rows per step (N): of logits, or of pooled embeddings."""
     block_size: int = 16
     """Tokens per cache block."""
+    max_decode_query_len: int = 1
+    """Tokens per request of a uniform decode: 1, or 1 + k to verify k drafts."""
+    max_encoder_rows: int = 0
+    """Rows of the encoder pool, which holds what images were encoded to; 0 = no images."""
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{spec.name} must be a positive integer, got {value!r}")
+            least = 0 if spec.name == "max_encoder_rows" else 1
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{spec.name} must be an integer of at least {least}, got {value!r}")
         if self.max_num_seqs > self.max_num_tokens:
             raise ValueError(
                 f"max_num_seqs {self.max_num_seqs} is above max_num_tokens {self.max_num_tokens}: "
                 "a decode step needs one token per request"
             )
-        if self.max_logits_rows > self.max_num_tokens:
-            raise ValueError(f"max_logits_rows {self.max_logits_rows} is above max_num_tokens {self.max_num_tokens}")
+        for name in ("max_logits_rows", "max_decode_query_len"):
+            if getattr(self, name) > self.max_num_tokens:
+                raise ValueError(f"{name} {getattr(self, name)} is above max_num_tokens {self.max_num_tokens}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +121,8 @@ class CacheTensorSpec:
 class CacheGroupSpec:
     """Layers that share one block table (or one state index per request).
 
-    All layers of a group have the same `tensors`. A recurrent group counts *states* where the others count blocks: one
-    state per request, `block_size` 0 and `max_blocks_per_seq` 1.
+    All layers of a group have the same `tensors`. A recurrent group counts *states* where the others count blocks:
+    `block_size` 0, and `max_decode_query_len` states per request, so that what a verification refuses can be undone.
     """
 
     kind: CacheKind
@@ -112,7 +131,8 @@ class CacheGroupSpec:
     tensors: tuple[CacheTensorSpec, ...]
     block_size: int
     max_blocks_per_seq: int
-    """Width of the block table: enough for `max_model_len`, or for the window and one step's tokens."""
+    """Width of the block table: enough for `max_model_len`, or for the window and one step's tokens. Of a recurrent
+    group the width of `state_indices`."""
     window: int | None = None
     """Tokens a query can see, itself included. The host may drop whole blocks before it and advance `kv_start`."""
 
@@ -147,6 +167,10 @@ class BatchCounts:
     max_seq_len: int = 0
     lens_are_exact: int = 1
     """0 when the host lengths are upper bounds (overlapped speculation)."""
+    hidden_source: int = 0
+    """Drafts: whose last step `hidden_indices` mean: 0 = the target's, 1 = the draft's own."""
+    has_kv_events: int = 0
+    """1 when the host gave events per cache layer: no full graph."""
 
 
 COUNT_FIELDS: tuple[str, ...] = tuple(spec.name for spec in dataclasses.fields(BatchCounts))
@@ -177,11 +201,16 @@ class GroupTensors:
     kv_last_page_len: torch.Tensor | None = None
     """[B]: tokens in the last block, 1 ... block_size."""
     state_indices: torch.Tensor | None = None
-    """[B]: the request's state slot, never 0."""
+    """[B, max_decode_query_len]: the request's states, never 0.
+
+    Column i is where the state after token i of a decode goes; a request beyond `num_decodes` leaves its last state in
+    column 0. Drafts come in decodes only.
+    """
     has_initial_state: torch.Tensor | None = None
     """[B]: 1 if the state holds what earlier steps left, 0 if it must be taken as zero."""
     num_accepted: torch.Tensor | None = None
-    """[B]: accepted draft tokens of the last step (only if asked for)."""
+    """[B]: the state to start from, as a column counted from 1: how many tokens of the request's last decode were
+    accepted, or 1 after a step beyond `num_decodes`. Read only where there is an initial state (only if asked for)."""
 
 
 @dataclass(slots=True)
@@ -191,15 +220,37 @@ class BatchTensors:
     input_ids: torch.Tensor
     """[T]"""
     positions: torch.Tensor
-    """[T]: position of each token in its request, counted from 0."""
+    """[T, num_position_axes]: position of each token, counted from 0 (one axis: [T]); its place in the request, but
+    where images span time, height and width."""
     query_start_loc: torch.Tensor
     """[B + 1]: request `b` owns tokens `query_start_loc[b] ... query_start_loc[b + 1] - 1`."""
     seq_lens: torch.Tensor
     """[B]: tokens of the request in the cache after this step."""
     logits_indices: torch.Tensor
     """[N]: rows of the step's tokens whose logits are wanted, or at which a pooling model pools."""
+    hidden_indices: torch.Tensor | None = None
+    """[T]: for each token of a draft the row of the source's last step whose hidden state it takes.
+
+    The row at position p carries token p + 1 and the hidden state of token p. The source is `counts.hidden_source`.
+    """
+    encoder_indices: torch.Tensor | None = None
+    """[T]: the row of the encoder pool that stands for the token; -1 = the token's own embedding."""
     groups: tuple[GroupTensors, ...] = ()
     """One per cache group, in the order of `KVCacheSpec.groups`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderItem:
+    """An image to encode in this step; its rows lie in the encoder pool until they are written again."""
+
+    pixels: torch.Tensor
+    """[num_patches, patch_dim] float32, on the host; read during the step only."""
+    grid: tuple[int, int, int]
+    """Patches in time, height and width."""
+    first_row: int
+    """Where its rows go in the pool."""
+    num_rows: int
+    """Tokens that the image stands for."""
 
 
 @dataclass(slots=True)
@@ -208,6 +259,7 @@ class ForwardBatch:
 
     counts: BatchCounts
     tensors: BatchTensors
+    encoder_items: Sequence[EncoderItem] = ()
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ Host create_host(const char* model, const char* hardware) {
   options.executor.model = model;
   options.executor.hardware = hardware;
   options.executor.limits = {/*max_num_tokens=*/64, /*max_num_seqs=*/4, /*max_model_len=*/128, /*max_logits_rows=*/4,
-                             /*block_size=*/16};
+                             /*block_size=*/16, /*max_decode_query_len=*/1, /*max_encoder_rows=*/0};
   trn_host* host = nullptr;
   char error[2048];
   if (trn_host_create(&options, &host, error, sizeof error) != TRN_HOST_OK) throw std::runtime_error(error);

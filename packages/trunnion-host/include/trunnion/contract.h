@@ -1,7 +1,7 @@
 /* The contract between a C++ serving host and Python model execution: plain C and DLPack, versioned, checked.
  *
- * One executor per process. All calls on an executor come from the thread that created it (`trn_last_error` too); use
- * after fork is refused. The host fills lent buffers and calls `trn_executor_execute` exactly once per step.
+ * One executor per process, and one more for a draft model that shares with it. All calls on an executor come from the
+ * thread that created it (`trn_last_error` too); use after fork is refused. The host fills lent buffers and calls `trn_executor_execute` exactly once per step.
  *
  * Every struct that the host fills begins with `struct_size`; set it to `sizeof` so that a library can tell an older
  * host. The same facts stand in `trunnion/contract.py` and `docs/contract.md`.
@@ -18,8 +18,8 @@
 extern "C" {
 #endif
 
-#define TRN_ABI_VERSION 1u      /* layout of this header */
-#define TRN_CONTRACT_VERSION 1u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
+#define TRN_ABI_VERSION 2u      /* layout of this header */
+#define TRN_CONTRACT_VERSION 2u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
 
 #if defined(__GNUC__)
 #define TRN_API __attribute__((visibility("default")))
@@ -53,7 +53,15 @@ typedef enum trn_cache_kind {
 typedef enum trn_output_kind { TRN_OUTPUT_LOGITS = 0, TRN_OUTPUT_POOLED = 1 } trn_output_kind;
 
 /* Metadata fields beyond the required ones, trunnion.contract.Field. */
-enum { TRN_FIELD_KV_CSR = 1u << 0, TRN_FIELD_NUM_ACCEPTED = 1u << 1 };
+enum {
+  TRN_FIELD_KV_CSR = 1u << 0,
+  TRN_FIELD_NUM_ACCEPTED = 1u << 1,
+  TRN_FIELD_HIDDEN_INDICES = 1u << 2, /* of a draft */
+  TRN_FIELD_ENCODER_INDICES = 1u << 3 /* of a model that takes images */
+};
+
+/* What an executor is to the others of its process, trunnion.contract.Role. */
+typedef enum trn_role { TRN_ROLE_TARGET = 0, TRN_ROLE_DRAFT = 1 } trn_role;
 
 typedef struct trn_limits {
   int32_t max_num_tokens; /* tokens per step */
@@ -61,6 +69,8 @@ typedef struct trn_limits {
   int32_t max_model_len;  /* tokens per request */
   int32_t max_logits_rows; /* output rows per step: of logits, or of pooled embeddings */
   int32_t block_size;
+  int32_t max_decode_query_len; /* tokens per request of a uniform decode: 1 + k to verify k drafts; 0 means 1 */
+  int32_t max_encoder_rows;     /* rows of the encoder pool; 0 = no images */
 } trn_limits;
 
 typedef struct trn_create_options {
@@ -77,6 +87,9 @@ typedef struct trn_create_options {
   int32_t show_progress;      /* progress bar on stderr while weights load */
   const char *tp_init_method; /* torch.distributed URL, or NULL for one rank */
   trn_limits limits;
+  int32_t role;             /* trn_role: a draft is the head that `model` carries to draft for its decoder */
+  int32_t keep_hidden;      /* 1 = keep the hidden states of each step for a draft; a draft keeps its own anyway */
+  trn_executor *share_with; /* of a draft: its target, same thread, with keep_hidden, closed after it; else NULL */
 } trn_create_options;
 
 /* Load the model, bind groups. On anything but TRN_OK `*out` is NULL and `error` (may be NULL) holds one line. */
@@ -97,6 +110,8 @@ typedef struct trn_model_info {
   int32_t num_buffer_sets;
   int32_t output_kind;  /* trn_output_kind: which of `logits` and `pooled` there is */
   int32_t output_width; /* its columns */
+  int32_t num_position_axes; /* columns of `positions`: 1, or 3 where images span time, height and width */
+  int32_t encoder_patch_dim; /* columns of an image's patches; 0 = the model takes no images */
 } trn_model_info;
 /* A struct of an older host, which ends with num_buffer_sets, is filled as far as it goes; a model that pools refuses
  * it. The same holds for `pooled`, the last field of trn_input_buffers and trn_forward_output. */
@@ -115,7 +130,7 @@ typedef struct trn_cache_group_spec {
   int32_t kind; /* trn_cache_kind */
   int32_t num_layers;
   int32_t block_size;         /* 0 for recurrent groups, which count states where others count blocks */
-  int32_t max_blocks_per_seq; /* width of the block table */
+  int32_t max_blocks_per_seq; /* width of the block table; of a recurrent group max_decode_query_len */
   int32_t window;             /* tokens a query sees, itself included; 0 = all */
   int32_t num_tensors;        /* per layer */
   const char *const *layers;
@@ -158,19 +173,21 @@ typedef struct trn_group_buffers {
   int32_t *kv_indptr;        /* [max_num_seqs + 1], if TRN_FIELD_KV_CSR */
   int32_t *kv_indices;       /* [max_num_seqs * max_blocks_per_seq] */
   int32_t *kv_last_page_len; /* [max_num_seqs] */
-  int32_t *state_indices;    /* [max_num_seqs], recurrent */
+  int32_t *state_indices;    /* [max_num_seqs, max_decode_query_len] recurrent; column i: after token i of a decode */
   int32_t *has_initial_state; /* [max_num_seqs], recurrent */
-  int32_t *num_accepted;     /* [max_num_seqs], if TRN_FIELD_NUM_ACCEPTED */
+  int32_t *num_accepted;     /* [max_num_seqs] start in this column, counted from 1; if TRN_FIELD_NUM_ACCEPTED */
 } trn_group_buffers;
 
 typedef struct trn_input_buffers {
   uint32_t struct_size;
   int32_t num_groups;
   int32_t *input_ids;       /* [max_num_tokens] */
-  int32_t *positions;       /* [max_num_tokens] */
+  int32_t *positions;       /* [max_num_tokens, num_position_axes] */
   int32_t *query_start_loc; /* [max_num_seqs + 1] */
   int32_t *seq_lens;        /* [max_num_seqs] tokens cached after this step */
   int32_t *logits_indices;  /* [max_logits_rows] */
+  int32_t *hidden_indices;  /* [max_num_tokens] if TRN_FIELD_HIDDEN_INDICES: rows of the source's last step */
+  int32_t *encoder_indices; /* [max_num_tokens] if TRN_FIELD_ENCODER_INDICES: rows of the encoder pool, -1 = text */
   const trn_group_buffers *groups;
   float *logits; /* output rows [max_logits_rows, vocab_size]; the host may overwrite them. NULL if the model pools */
   float *pooled; /* output rows [max_logits_rows, output_width], or NULL: an embedding for each of logits_indices */
@@ -185,17 +202,33 @@ typedef struct trn_group_batch {
   const DLTensor *state_indices, *has_initial_state, *num_accepted;
 } trn_group_batch;
 
+/* An image to encode in this step, before its rows are used in this or a later one. */
+typedef struct trn_encoder_item {
+  const DLTensor *pixels; /* [num_patches, encoder_patch_dim] float32, contiguous, in host memory; read during execute */
+  int32_t grid[3];        /* patches in time, height and width; their product is num_patches */
+  int32_t first_row;      /* where its rows go in the encoder pool; a row is kept until it is written again */
+  int32_t num_rows;       /* placeholder tokens of the image; what the model makes of the grid */
+} trn_encoder_item;
+
+/* Per layer, when its cache may be touched and when this step has written it. */
+typedef struct trn_kv_events trn_kv_events;
+
 typedef struct trn_forward_batch {
   uint32_t struct_size;
   int32_t buffer_set;
   int32_t num_tokens, num_reqs, num_logits;
   int32_t num_decodes;      /* the first num_decodes requests have decode_query_len tokens each */
-  int32_t decode_query_len; /* 1, or 1 + k for verification */
+  int32_t decode_query_len; /* 1 ... max_decode_query_len */
   int32_t max_query_len, max_seq_len;
   int32_t lens_are_exact; /* 1, or 0 when host lengths are upper bounds */
+  int32_t hidden_source;  /* of a draft: whose last step hidden_indices mean; 0 = the target's, 1 = its own */
+  int32_t num_encoder_items;
   const DLTensor *input_ids, *positions, *query_start_loc, *seq_lens, *logits_indices;
+  const DLTensor *hidden_indices, *encoder_indices;
   const trn_group_batch *groups; /* NULL, or num_groups entries */
   int32_t num_groups;
+  const trn_encoder_item *encoder_items; /* num_encoder_items entries */
+  const trn_kv_events *kv_events;        /* or NULL */
 } trn_forward_batch;
 
 typedef struct trn_forward_output {

@@ -9,14 +9,15 @@ namespace {
 
 // A field that is added to a batch must be sent, too.
 static_assert(sizeof(trn_group_buffers) == 9 * sizeof(void*));
-static_assert(offsetof(trn_input_buffers, groups) == offsetof(trn_input_buffers, input_ids) + 5 * sizeof(void*));
-static_assert(offsetof(trn_forward_batch, input_ids) == 10 * sizeof(int32_t));
+static_assert(offsetof(trn_input_buffers, groups) == offsetof(trn_input_buffers, input_ids) + 7 * sizeof(void*));
+static_assert(offsetof(trn_forward_batch, input_ids) == 12 * sizeof(int32_t));
 
 // The order on the wire.
 constexpr std::array kCounts = {
     &trn_forward_batch::buffer_set,    &trn_forward_batch::num_tokens,       &trn_forward_batch::num_reqs,
     &trn_forward_batch::num_logits,    &trn_forward_batch::num_decodes,      &trn_forward_batch::decode_query_len,
     &trn_forward_batch::max_query_len, &trn_forward_batch::max_seq_len,      &trn_forward_batch::lens_are_exact,
+    &trn_forward_batch::hidden_source,
 };
 
 // Blocks of one row of a table: block 0 is never a request's, so the first 0 is the row's end.
@@ -36,14 +37,16 @@ void BatchCodec::encode(const trn_forward_batch& batch, const trn_input_buffers&
   const auto num_tokens = static_cast<size_t>(batch.num_tokens);
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   writer.put_array(from.input_ids, num_tokens);
-  writer.put_array(from.positions, num_tokens);
+  writer.put_array(from.positions, num_tokens * facts_.num_position_axes);
   writer.put_array(from.query_start_loc, num_reqs + 1);
   writer.put_array(from.seq_lens, num_reqs);
   writer.put_array(from.logits_indices, static_cast<size_t>(batch.num_logits));
+  if (facts_.has_hidden_indices) writer.put_array(from.hidden_indices, num_tokens);
+  if (facts_.has_encoder_indices) writer.put_array(from.encoder_indices, num_tokens);
   for (size_t g = 0; g < facts_.groups.size(); ++g) {
     const trn_group_buffers& group = from.groups[g];
     if (facts_.groups[g].recurrent) {
-      writer.put_array(group.state_indices, num_reqs);
+      writer.put_array(group.state_indices, num_reqs * static_cast<size_t>(facts_.groups[g].max_blocks_per_seq));
       writer.put_array(group.has_initial_state, num_reqs);
       if (facts_.has_num_accepted) writer.put_array(group.num_accepted, num_reqs);
       continue;
@@ -75,10 +78,12 @@ trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
   const auto num_tokens = static_cast<size_t>(batch.num_tokens);
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   reader.take(to.input_ids, num_tokens);
-  reader.take(to.positions, num_tokens);
+  reader.take(to.positions, num_tokens * facts_.num_position_axes);
   reader.take(to.query_start_loc, num_reqs + 1);
   reader.take(to.seq_lens, num_reqs);
   reader.take(to.logits_indices, static_cast<size_t>(batch.num_logits));
+  if (facts_.has_hidden_indices) reader.take(to.hidden_indices, num_tokens);
+  if (facts_.has_encoder_indices) reader.take(to.encoder_indices, num_tokens);
   for (size_t g = 0; g < facts_.groups.size(); ++g) decode_group(reader, facts_.groups[g], to.groups[g], batch);
   reader.expect_end();
   return batch;
@@ -88,7 +93,7 @@ void BatchCodec::decode_group(PayloadReader& reader, const GroupFacts& group, co
                               const trn_forward_batch& batch) const {
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   if (group.recurrent) {
-    reader.take(to.state_indices, num_reqs);
+    reader.take(to.state_indices, num_reqs * static_cast<size_t>(group.max_blocks_per_seq));
     reader.take(to.has_initial_state, num_reqs);
     if (facts_.has_num_accepted) reader.take(to.num_accepted, num_reqs);
     return;

@@ -4,10 +4,12 @@
 #include <new>
 
 #include "core.h"
+#include "create_options.h"
 #include "status.h"
 
 struct trn_executor {
-  explicit trn_executor(const trn_create_options& options) : core(options) {}
+  explicit trn_executor(const trn_create_options& options)
+      : core(options, options.share_with == nullptr ? nullptr : &options.share_with->core) {}
   trunnion::executor::Core core;
 };
 
@@ -60,7 +62,7 @@ trn_status trn_executor_create(const trn_create_options* options, trn_executor**
     return TRN_REFUSED;
   }
   try {
-    *out = new trn_executor(*options);
+    *out = new trn_executor(trunnion::executor::checked_options(*options));
     return TRN_OK;
   } catch (const StatusError& refused) {
     copy_line(refused.what(), error, error_size);

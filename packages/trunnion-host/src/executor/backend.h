@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,7 @@ struct CacheGroup {
   std::vector<std::string> layers;
   std::vector<CacheTensor> tensors;
   std::int32_t block_size = 0;
-  std::int32_t max_blocks_per_seq = 1;
+  std::int32_t max_blocks_per_seq = 1;  // of a recurrent group: states
   std::int32_t window = 0;
 
   bool recurrent() const noexcept { return kind == TRN_CACHE_RECURRENT; }
@@ -34,6 +35,8 @@ struct Description {
   std::int32_t vocab_size = 0;
   trn_output_kind output_kind = TRN_OUTPUT_LOGITS;
   std::int32_t output_width = 0;
+  std::int32_t num_position_axes = 1;
+  std::int32_t encoder_patch_dim = 0;  // 0 = takes no images
   std::uint32_t required_fields = 0;
   bool accepts_upper_bound_lens = false;
   /// Outputs are complete when `execute` returns, `wait` has nothing to do.
@@ -42,6 +45,8 @@ struct Description {
   DLDeviceType cache_device = kDLCPU;
   std::vector<CacheGroup> groups;
   trn_memory_profile profile{};
+
+  bool has(std::uint32_t field) const noexcept { return (required_fields & field) != 0; }
 };
 
 /// Lent memory of one buffer set. Everything outlives the calls that use it.
@@ -52,7 +57,7 @@ struct BufferSet {
 
 struct Counts {
   std::int64_t num_tokens, num_reqs, num_logits, num_decodes, decode_query_len, max_query_len, max_seq_len,
-      lens_are_exact;
+      lens_are_exact, hidden_source, has_kv_events;
 };
 
 struct GilStats {
@@ -80,8 +85,8 @@ class Backend {
   virtual void bind_kv_cache(const trn_cache_tensor* tensors, std::int32_t num_tensors) = 0;
   /// JSON.
   virtual std::string warm_up() = 0;
-  /// Run the step whose inputs stand in the lent buffers of set `index`.
-  virtual void execute(std::int32_t index, const Counts& counts) = 0;
+  /// Run the step whose inputs stand in the lent buffers of set `index`, after encoding `images`.
+  virtual void execute(std::int32_t index, const Counts& counts, std::span<const trn_encoder_item> images) = 0;
   virtual void wait(std::uint64_t fence) = 0;
   virtual GilStats gil_stats() const { return {}; }
   virtual const RunnerCounters& runner_counters() const {
@@ -94,10 +99,10 @@ class Backend {
 
 inline constexpr std::int32_t kNumBufferSets = 2;
 
-/// `model` is "null:key=value,...", see null_backend.cc.
-std::unique_ptr<Backend> make_null_backend(const trn_create_options& options);
+/// `model` is "null:key=value,...", see null_backend.cc. `target` is what a draft shares with, or nullptr.
+std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Backend* target);
 /// The Python executor; refused in a library built without it.
-std::unique_ptr<Backend> make_python_backend(const trn_create_options& options);
+std::unique_ptr<Backend> make_python_backend(const trn_create_options& options, Backend* target);
 std::uint64_t python_backend_feature();
 
 }  // namespace trunnion::executor

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
 
-enum class Rows { kTokens, kReqs, kReqsPlusOne, kLogits, kTable, kCsr };
+enum class Rows { kTokens, kPositions, kReqs, kReqsPlusOne, kLogits, kTable, kCsr };
 
 struct BatchField {
   const char* name;
@@ -35,10 +35,12 @@ struct GroupField {
 
 constexpr BatchField kBatchFields[] = {
     TRN_BATCH_FIELD(input_ids, kTokens),
-    TRN_BATCH_FIELD(positions, kTokens),
+    TRN_BATCH_FIELD(positions, kPositions),
     TRN_BATCH_FIELD(query_start_loc, kReqsPlusOne),
     TRN_BATCH_FIELD(seq_lens, kReqs),
     TRN_BATCH_FIELD(logits_indices, kLogits),
+    TRN_BATCH_FIELD(hidden_indices, kTokens),
+    TRN_BATCH_FIELD(encoder_indices, kTokens),
 };
 
 constexpr GroupField kGroupFields[] = {
@@ -48,7 +50,7 @@ constexpr GroupField kGroupFields[] = {
     TRN_GROUP_FIELD(kv_indptr, kReqsPlusOne),
     TRN_GROUP_FIELD(kv_indices, kCsr),
     TRN_GROUP_FIELD(kv_last_page_len, kReqs),
-    TRN_GROUP_FIELD(state_indices, kReqs),
+    TRN_GROUP_FIELD(state_indices, kTable),
     TRN_GROUP_FIELD(has_initial_state, kReqs),
     TRN_GROUP_FIELD(num_accepted, kReqs),
 };
@@ -59,6 +61,7 @@ constexpr GroupField kGroupFields[] = {
 std::int64_t rows_of(Rows rows, const Counts& counts) {
   switch (rows) {
     case Rows::kTokens:
+    case Rows::kPositions:
       return counts.num_tokens;
     case Rows::kReqsPlusOne:
       return counts.num_reqs + 1;
@@ -120,12 +123,14 @@ void BatchReader::read_counts(const trn_forward_batch& batch) {
   check_range("num_reqs", batch.num_reqs, 0, limits_.max_num_seqs);
   check_range("num_logits", batch.num_logits, 0, limits_.max_logits_rows);
   check_range("num_decodes", batch.num_decodes, 0, batch.num_reqs);
-  check_range("decode_query_len", batch.decode_query_len, 1, limits_.max_num_tokens);
+  check_range("decode_query_len", batch.decode_query_len, 1, limits_.max_decode_query_len);
   check_range("max_query_len", batch.max_query_len, 0, batch.num_tokens);
   check_range("max_seq_len", batch.max_seq_len, 0, limits_.max_model_len);
   check_range("lens_are_exact", batch.lens_are_exact, description_.accepts_upper_bound_lens ? 0 : 1, 1);
+  check_range("hidden_source", batch.hidden_source, 0, description_.has(TRN_FIELD_HIDDEN_INDICES) ? 1 : 0);
   view_.counts = {batch.num_tokens,       batch.num_reqs,      batch.num_logits,  batch.num_decodes,
-                  batch.decode_query_len, batch.max_query_len, batch.max_seq_len, batch.lens_are_exact};
+                  batch.decode_query_len, batch.max_query_len, batch.max_seq_len, batch.lens_are_exact,
+                  batch.hidden_source,    batch.kv_events != nullptr};
 }
 
 const BatchView& BatchReader::read(const trn_forward_batch& batch, const BufferSet& set) {
@@ -136,11 +141,14 @@ const BatchView& BatchReader::read(const trn_forward_batch& batch, const BufferS
     view_.*field.view = lent;
     const DLTensor* tensor = batch.*field.tensor;
     if (tensor == nullptr) continue;
+    if (lent == nullptr) refuse(field.name, "this model does not take the field");
+    const std::int64_t axes = description_.num_position_axes;
+    const std::int64_t width = field.rows == Rows::kPositions && axes > 1 ? axes : 0;
     const std::int64_t rows = rows_of(field.rows, view_.counts);
-    const std::int32_t* data = checked_data(*tensor, rows, 0, [&] { return std::string(field.name); });
+    const std::int32_t* data = checked_data(*tensor, rows, width, [&] { return std::string(field.name); });
     if (data == lent || rows == 0) continue;
     view_.*field.view = data;
-    copies_.push_back({lent, data, rows, kNoGroup});
+    copies_.push_back({lent, data, rows * std::max<std::int64_t>(1, width), kNoGroup});
   }
   read_groups(batch, set);
   return view_;

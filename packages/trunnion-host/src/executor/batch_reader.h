@@ -19,6 +19,8 @@ struct GroupView {
 struct BatchView {
   Counts counts{};
   const std::int32_t *input_ids{}, *positions{}, *query_start_loc{}, *seq_lens{}, *logits_indices{};
+  /// nullptr where the model has no use for them.
+  const std::int32_t *hidden_indices{}, *encoder_indices{};
   std::vector<GroupView> groups;
 };
 

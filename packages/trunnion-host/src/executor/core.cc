@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "cache_binding.h"
-#include "create_options.h"
+#include "image_items.h"
 #include "status.h"
 
 namespace trunnion::executor {
@@ -36,22 +36,22 @@ void copy_out(Struct all, Struct* out) {
   std::memcpy(out, &all, std::min<std::size_t>(all.struct_size, sizeof all));
 }
 
-std::unique_ptr<Backend> make_backend(const trn_create_options& options) {
-  check_create_options(options);
+std::unique_ptr<Backend> make_backend(const trn_create_options& options, Backend* target) {
   const bool null = std::string(options.hardware) == "null";
-  return null ? make_null_backend(options) : make_python_backend(options);
+  return null ? make_null_backend(options, target) : make_python_backend(options, target);
 }
 
 }  // namespace
 
-Core::Core(const trn_create_options& options)
+Core::Core(const trn_create_options& options, Core* target)
     : thread_(std::this_thread::get_id()),
       process_(getpid()),
       limits_(options.limits),
-      backend_(make_backend(options)),
+      backend_(make_backend(options, target == nullptr ? nullptr : target->backend_.get())),
       description_(backend_->description()),
       reader_(description_, limits_),
-      validator_(description_, limits_) {
+      validator_(description_, limits_),
+      target_(target) {
   for (const CacheGroup& group : description_.groups) {
     GroupStrings strings;
     for (const std::string& layer : group.layers) strings.layers.push_back(layer.c_str());
@@ -79,6 +79,8 @@ void Core::model_info(trn_model_info* info) const {
   all.num_buffer_sets = kNumBufferSets;
   all.output_kind = description_.output_kind;
   all.output_width = description_.output_width;
+  all.num_position_axes = description_.num_position_axes;
+  all.encoder_patch_dim = description_.encoder_patch_dim;
   copy_out(all, info);
 }
 
@@ -172,14 +174,32 @@ const BatchView& Core::check(const trn_forward_batch& batch) {
   }
   const BatchView& view = reader_.read(batch, backend_->buffer_set(index));
   validator_.check(view);
+  check_hidden(view);
+  check_images(batch, description_, limits_);
+  if (batch.kv_events != nullptr) refuse("kv_events", "are not supported by this library");
   return view;
+}
+
+void Core::check_hidden(const BatchView& view) const {
+  if (view.hidden_indices == nullptr) return;
+  const bool own = view.counts.hidden_source == 1;
+  const std::int64_t rows = own ? last_num_tokens_ : target_->last_num_tokens_;
+  for (std::int64_t t = 0; t < view.counts.num_tokens; ++t) {
+    if (view.hidden_indices[t] >= 0 && view.hidden_indices[t] < rows) continue;
+    refuse("hidden_indices", "token ", t, " is ", view.hidden_indices[t], ", the last step of ",
+           own ? "this executor" : "the target", " had ", rows, " rows");
+  }
 }
 
 void Core::run(const trn_forward_batch& batch, trn_forward_output* output) {
   const BatchView& view = check(batch);
   const std::int32_t index = batch.buffer_set;
   stats_.copied_tensors += reader_.adopt();
-  backend_->execute(index, view.counts);
+  // Until it has returned, nobody knows which rows are there.
+  last_num_tokens_ = 0;
+  const std::span images(batch.encoder_items, static_cast<std::size_t>(batch.num_encoder_items));
+  backend_->execute(index, view.counts, images);
+  last_num_tokens_ = view.counts.num_tokens;
   set_fences_[index] = ++last_fence_;
   const trn_input_buffers& lent = backend_->buffer_set(index).inputs;
   copy_out({output->struct_size, batch.num_logits, lent.logits, last_fence_, lent.pooled}, output);

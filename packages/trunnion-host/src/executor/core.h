@@ -15,7 +15,8 @@ namespace trunnion::executor {
 /// Methods throw StatusError; the caller has checked thread and process with `usable_here`.
 class Core {
  public:
-  explicit Core(const trn_create_options& options);
+  /// `target` is what `options.share_with` stands for.
+  Core(const trn_create_options& options, Core* target);
 
   /// Why this thread or process may not use the executor, or nullptr.
   const char* usable_here() const noexcept;
@@ -48,6 +49,8 @@ class Core {
 
   /// REFUSED, or where the values of the batch lie.
   const BatchView& check(const trn_forward_batch& batch);
+  /// A draft reads rows that the last step of its source has made.
+  void check_hidden(const BatchView& view) const;
   void run(const trn_forward_batch& batch, trn_forward_output* output);
   void set_num_blocks(const std::vector<std::int32_t>& num_blocks);
 
@@ -59,6 +62,9 @@ class Core {
   std::vector<GroupStrings> strings_;
   BatchReader reader_;
   Validator validator_;
+  const Core* target_;
+  /// Rows of the last step that returned TRN_OK.
+  std::int64_t last_num_tokens_ = 0;
   bool bound_ = false;
   bool warm_ = false;
   std::string report_;

@@ -1,6 +1,8 @@
 // Checks of trn_create_options.
 #include "create_options.h"
 
+#include <algorithm>
+
 #include "status.h"
 
 namespace trunnion::executor {
@@ -25,11 +27,25 @@ void check_limits(const trn_limits& limits) {
   if (limits.max_logits_rows > limits.max_num_tokens) {
     refuse("max_logits_rows", limits.max_logits_rows, " is above max_num_tokens ", limits.max_num_tokens);
   }
+  if (limits.max_decode_query_len < 0 || limits.max_decode_query_len > limits.max_num_tokens) {
+    refuse("max_decode_query_len", limits.max_decode_query_len, " is outside 0 (which means 1) ... max_num_tokens ",
+           limits.max_num_tokens);
+  }
+  if (limits.max_encoder_rows < 0) refuse("max_encoder_rows", limits.max_encoder_rows, " is negative");
+}
+
+void check_role(const trn_create_options& options) {
+  const bool draft = options.role == TRN_ROLE_DRAFT;
+  if (!draft && options.role != TRN_ROLE_TARGET) {
+    refuse("role", options.role, " is unknown; choices: ", int{TRN_ROLE_TARGET}, " (target), ", int{TRN_ROLE_DRAFT}, " (draft)");
+  }
+  if (draft && options.share_with == nullptr) refuse("share_with", "is NULL, a draft needs the executor of its target");
+  if (!draft && options.share_with != nullptr) refuse("share_with", "is set, and role is not draft");
 }
 
 }  // namespace
 
-void check_create_options(const trn_create_options& options) {
+trn_create_options checked_options(const trn_create_options& options) {
   if (options.abi_version != TRN_ABI_VERSION) {
     refuse("abi_version", options.abi_version, " of the host is not this library's ", TRN_ABI_VERSION);
   }
@@ -46,6 +62,10 @@ void check_create_options(const trn_create_options& options) {
     refuse("tp_rank", options.tp_rank, " is outside a group of ", options.tp_size);
   }
   check_limits(options.limits);
+  check_role(options);
+  trn_create_options all = options;
+  all.limits.max_decode_query_len = std::max(1, all.limits.max_decode_query_len);
+  return all;
 }
 
 }  // namespace trunnion::executor

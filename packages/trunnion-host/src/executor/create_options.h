@@ -5,7 +5,7 @@
 
 namespace trunnion::executor {
 
-/// REFUSED names the option, its value and the limit.
-void check_create_options(const trn_create_options& options);
+/// The options with what 0 stands for filled in. REFUSED names the option, its value and the limit.
+trn_create_options checked_options(const trn_create_options& options);
 
 }  // namespace trunnion::executor

@@ -4,7 +4,7 @@
 
 namespace trunnion::executor {
 
-std::unique_ptr<Backend> make_python_backend(const trn_create_options& options) {
+std::unique_ptr<Backend> make_python_backend(const trn_create_options& options, Backend*) {
   refuse("hardware", "'", options.hardware, "' needs the Python executor, which this library lacks; choices: null");
 }
 

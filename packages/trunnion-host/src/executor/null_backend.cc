@@ -32,7 +32,7 @@ class NullBackend final : public Backend {
     return R"({"captured": [], "eager": {}, "on_reference": {}, "seconds": 0.0, "bytes": 0})";
   }
 
-  void execute(std::int32_t index, const Counts& counts) override {
+  void execute(std::int32_t index, const Counts& counts, std::span<const trn_encoder_item>) override {
     const BufferSet& set = buffers_.set(index);
     ++step_;
     if (options_.sleep_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(options_.sleep_us));
@@ -57,7 +57,8 @@ class NullBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_null_backend(const trn_create_options& options) {
+std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Backend*) {
+  if (options.role == TRN_ROLE_DRAFT) refuse("role", "draft: the null executor has no drafts");
   return std::make_unique<NullBackend>(parse_null_options(options.model), options.limits);
 }
 

@@ -36,9 +36,10 @@ CacheGroup attention_group(const char* suffix, const NullOptions& options, const
   return group;
 }
 
-CacheGroup recurrent_group(const NullOptions& options) {
+CacheGroup recurrent_group(const NullOptions& options, const trn_limits& limits) {
   CacheGroup group;
   group.kind = TRN_CACHE_RECURRENT;
+  group.max_blocks_per_seq = limits.max_decode_query_len;
   CacheTensor state;
   state.name = "state";
   state.shape = {1};
@@ -66,7 +67,9 @@ NullModel::NullModel(const NullOptions& options, const trn_limits& limits) : rea
   description_.required_fields = reads_csr_ ? std::uint32_t{TRN_FIELD_KV_CSR} : 0u;
   description_.groups.push_back(attention_group(".full", options, limits, false));
   if (options.window > 0) description_.groups.push_back(attention_group(".window", options, limits, true));
-  if (options.recurrent > 0) description_.groups.push_back(recurrent_group(options));
+  if (options.recurrent == 0) return;
+  description_.groups.push_back(recurrent_group(options, limits));
+  if (limits.max_decode_query_len > 1) description_.required_fields |= TRN_FIELD_NUM_ACCEPTED;
 }
 
 void NullModel::allocate(const std::vector<std::int32_t>& num_blocks) {
@@ -125,13 +128,17 @@ void NullModel::roll_state(std::size_t index, const BufferSet& set, const Counts
   for (void* cache : caches_[index]) {
     auto* states = static_cast<std::uint64_t*>(cache);
     for (std::int64_t b = 0; b < counts.num_reqs; ++b) {
-      std::uint64_t state = lent.has_initial_state[b] ? states[lent.state_indices[b]] : kSeed;
-      for (std::int32_t t = set.inputs.query_start_loc[b]; t < set.inputs.query_start_loc[b + 1]; ++t) {
+      const std::int32_t* columns = lent.state_indices + b * description_.groups[index].max_blocks_per_seq;
+      const std::int32_t start = lent.num_accepted == nullptr ? 1 : lent.num_accepted[b];
+      std::uint64_t state = lent.has_initial_state[b] ? states[columns[start - 1]] : kSeed;
+      const std::int32_t begin = set.inputs.query_start_loc[b];
+      for (std::int32_t t = begin; t < set.inputs.query_start_loc[b + 1]; ++t) {
         state = mix(state, static_cast<std::uint32_t>(set.inputs.input_ids[t]));
         state = mix(state, static_cast<std::uint32_t>(set.inputs.positions[t]));
         hashes[static_cast<std::size_t>(t)] = mix(hashes[static_cast<std::size_t>(t)], state);
+        if (b < counts.num_decodes) states[columns[t - begin]] = state;
       }
-      states[lent.state_indices[b]] = state;
+      if (b >= counts.num_decodes) states[columns[0]] = state;
     }
   }
 }
@@ -163,7 +170,8 @@ void NullModel::scribble(const BufferSet& set, const Counts& counts) {
     const trn_group_buffers& lent = set.groups[g];
     for (void* cache : caches_[g]) {
       if (description_.groups[g].recurrent()) {
-        for (std::int64_t b = 0; b < counts.num_reqs; ++b) static_cast<std::int64_t*>(cache)[lent.state_indices[b]] = -2;
+        const std::int64_t states = counts.num_reqs * description_.groups[g].max_blocks_per_seq;
+        for (std::int64_t i = 0; i < states; ++i) static_cast<std::int64_t*>(cache)[lent.state_indices[i]] = -2;
         continue;
       }
       for (std::int64_t t = 0; t < counts.num_tokens; ++t) {

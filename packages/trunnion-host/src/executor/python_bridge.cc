@@ -23,12 +23,12 @@ constexpr const char* kEntryModule = "trunnion.runner.host_entry";
 
 class PythonBackend final : public Backend {
  public:
-  explicit PythonBackend(const trn_create_options& options) {
+  PythonBackend(const trn_create_options& options, Backend* target) {
     if (!Py_IsInitialized()) refuse("hardware", "'", options.hardware, "' needs Python, which does not run in this process");
     keep_thread_state();
     try {
       const GilScope gil(gil_stats_, Entry::kOther);
-      load(options);
+      load(options, target);
     } catch (...) {
       release_thread_state(nullptr);
       throw;
@@ -61,7 +61,7 @@ class PythonBackend final : public Backend {
     const GilScope gil(gil_stats_, Entry::kOther);
     Ref list(PyList_New(0));
     for (std::int32_t i = 0; i < num_tensors; ++i) {
-      Ref capsule = cache_capsule(tensors[i].tensor);
+      Ref capsule = lent_capsule(tensors[i].tensor);
       Ref item = checked(Py_BuildValue("(iisO)", tensors[i].group, tensors[i].layer, tensors[i].name, capsule.get()), classify_);
       PyList_Append(list.get(), item.get());
     }
@@ -73,10 +73,15 @@ class PythonBackend final : public Backend {
     return text_of(call("warm_up", nullptr).get());
   }
 
-  void execute(std::int32_t index, const Counts& counts) override {
+  void execute(std::int32_t index, const Counts& counts, std::span<const trn_encoder_item> images) override {
     *counts_[index] = counts;
     const GilScope gil(gil_stats_, Entry::kStep);
-    const Ref output = checked(PyObject_CallNoArgs(steps_[index]), classify_);
+    if (images.empty()) {
+      const Ref output = checked(PyObject_CallNoArgs(steps_[index]), classify_);
+      return;
+    }
+    const Ref list = checked(image_list(images).release(), classify_);
+    const Ref output = checked(PyObject_CallFunctionObjArgs(steps_[index], list.get(), nullptr), classify_);
   }
 
   void wait(std::uint64_t fence) override {
@@ -106,7 +111,7 @@ class PythonBackend final : public Backend {
     PyGILState_Release(before);
   }
 
-  void load(const trn_create_options& options) {
+  void load(const trn_create_options& options, Backend* target) {
     Ref entry(PyImport_ImportModule(kEntryModule));
     if (!entry) {
       const Ref error = take_exception();
@@ -114,7 +119,10 @@ class PythonBackend final : public Backend {
     }
     Ref judge(PyObject_GetAttrString(entry.get(), "classify_creation"));
     Ref create = checked(PyObject_GetAttrString(entry.get(), "create"), judge.get());
-    const Ref arguments = checked(options_dict(options).release(), judge.get());
+    const auto* other = dynamic_cast<const PythonBackend*>(target);
+    if (target != nullptr && other == nullptr) refuse("share_with", "is not an executor of the same hardware");
+    PyObject* shared = other == nullptr ? Py_None : other->executor_;
+    const Ref arguments = checked(options_dict(options, shared).release(), judge.get());
     Ref executor = checked(PyObject_CallFunctionObjArgs(create.get(), arguments.get(), nullptr), judge.get());
     Ref facts = checked(PyObject_CallMethod(executor.get(), "describe", nullptr), judge.get());
     description_ = read_description({facts.get()});
@@ -204,8 +212,8 @@ void start_python(const std::string& program) {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_python_backend(const trn_create_options& options) {
-  return std::make_unique<PythonBackend>(options);
+std::unique_ptr<Backend> make_python_backend(const trn_create_options& options, Backend* target) {
+  return std::make_unique<PythonBackend>(options, target);
 }
 
 std::uint64_t python_backend_feature() { return TRN_FEATURE_PYTHON_EXECUTOR; }

@@ -42,6 +42,8 @@ inline Description read_description(const Reader& from) {
   description.vocab_size = from.int32("vocab_size");
   description.output_kind = static_cast<trn_output_kind>(from.integer("output_kind"));
   description.output_width = from.int32("output_width");
+  description.num_position_axes = from.int32("num_position_axes");
+  description.encoder_patch_dim = from.int32("encoder_patch_dim");
   description.required_fields = static_cast<std::uint32_t>(from.integer("required_fields"));
   description.accepts_upper_bound_lens = from.integer("accepts_upper_bound_lens") != 0;
   description.synchronous = from.integer("synchronous") != 0;
@@ -69,36 +71,41 @@ inline BufferSet read_buffer_set(const Reader& from, std::size_t num_groups) {
   set.inputs.query_start_loc = from.pointer<std::int32_t*>("query_start_loc");
   set.inputs.seq_lens = from.pointer<std::int32_t*>("seq_lens");
   set.inputs.logits_indices = from.pointer<std::int32_t*>("logits_indices");
+  set.inputs.hidden_indices = from.pointer<std::int32_t*>("hidden_indices");
+  set.inputs.encoder_indices = from.pointer<std::int32_t*>("encoder_indices");
   set.inputs.logits = from.pointer<float*>("logits");
   set.inputs.pooled = from.pointer<float*>("pooled");
   return set;
 }
 
-inline Ref options_dict(const trn_create_options& options) {
+/// `target` is what `create` returned for the executor to share with, or None.
+inline Ref options_dict(const trn_create_options& options, PyObject* target) {
   const trn_limits& limits = options.limits;
   return Ref(Py_BuildValue(
-      "{s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:s,s:i,s:i,s:i,s:i,s:i}", "model", options.model, "hardware", options.hardware,
+      "{s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:O}", "model", options.model, "hardware", options.hardware,
       "dtype", options.dtype, "device_index", options.device_index, "tp_rank", options.tp_rank, "tp_size",
       options.tp_size, "show_progress", options.show_progress, "tp_init_method",
       options.tp_init_method == nullptr ? "" : options.tp_init_method, "max_num_tokens", limits.max_num_tokens,
       "max_num_seqs", limits.max_num_seqs, "max_model_len", limits.max_model_len, "max_logits_rows",
-      limits.max_logits_rows, "block_size", limits.block_size));
+      limits.max_logits_rows, "block_size", limits.block_size,
+      "max_decode_query_len", limits.max_decode_query_len, "max_encoder_rows", limits.max_encoder_rows, "role",
+      options.role, "keep_hidden", options.keep_hidden, "share_with", target));
 }
 
-/// A cache tensor of the host's as torch.from_dlpack takes it: the memory stays the host's, the description is ours.
-struct LentCache {
+/// A tensor of the host's as torch.from_dlpack takes it: the memory stays the host's, the description is ours.
+struct LentTensor {
   DLManagedTensor managed{};
   std::vector<std::int64_t> shape;
 };
 
-inline Ref cache_capsule(const DLTensor& tensor) {
-  auto* lent = new LentCache;
+inline Ref lent_capsule(const DLTensor& tensor) {
+  auto* lent = new LentTensor;
   lent->shape.assign(tensor.shape, tensor.shape + tensor.ndim);
   lent->managed.dl_tensor = tensor;
   lent->managed.dl_tensor.shape = lent->shape.data();
   lent->managed.dl_tensor.strides = nullptr;
   lent->managed.manager_ctx = lent;
-  lent->managed.deleter = [](DLManagedTensor* self) { delete static_cast<LentCache*>(self->manager_ctx); };
+  lent->managed.deleter = [](DLManagedTensor* self) { delete static_cast<LentTensor*>(self->manager_ctx); };
   PyObject* capsule = PyCapsule_New(&lent->managed, "dltensor", [](PyObject* self) {
     // A consumer renames what it took over.
     if (!PyCapsule_IsValid(self, "dltensor")) return;
@@ -107,6 +114,18 @@ inline Ref cache_capsule(const DLTensor& tensor) {
   });
   if (capsule == nullptr) delete lent;
   return Ref(capsule);
+}
+
+/// What host_entry's step takes for the images of a step.
+inline Ref image_list(std::span<const trn_encoder_item> images) {
+  Ref list(PyList_New(0));
+  for (const trn_encoder_item& image : images) {
+    const Ref pixels = lent_capsule(*image.pixels);
+    const Ref item(Py_BuildValue("(O(iii)ii)", pixels.get(), image.grid[0], image.grid[1], image.grid[2], image.first_row,
+                                 image.num_rows));
+    if (!item || PyList_Append(list.get(), item.get()) != 0) return Ref();
+  }
+  return list;
 }
 
 }  // namespace trunnion::executor

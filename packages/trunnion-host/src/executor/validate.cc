@@ -17,6 +17,12 @@ std::int32_t num_computed(const BatchView& batch, std::int64_t request) {
   return batch.seq_lens[request] - query_len(batch, request);
 }
 
+/// Where the request's first token of this step lies in the request. With lengths that are upper bounds only its position
+/// knows; where images span several axes, positions do not say, and lengths are exact.
+std::int32_t first_place(const BatchView& batch, std::int64_t request) {
+  return batch.counts.lens_are_exact ? num_computed(batch, request) : batch.positions[batch.query_start_loc[request]];
+}
+
 std::int64_t num_live_blocks(const BatchView& batch, const GroupView& view, const CacheGroup& group,
                              std::int64_t request) {
   const std::int64_t tokens = std::int64_t{batch.seq_lens[request]} - view.kv_start[request];
@@ -40,6 +46,7 @@ void Validator::check(const BatchView& batch) {
   ++step_;
   check_requests(batch);
   check_tokens(batch);
+  check_encoder_indices(batch);
   check_logits_indices(batch);
   for (std::size_t g = 0; g < description_.groups.size(); ++g) {
     if (description_.groups[g].recurrent()) {
@@ -93,6 +100,7 @@ void Validator::check_tokens(const BatchView& batch) const {
       refuse("input_ids", "token ", t, " is ", batch.input_ids[t], ", expected 0 ... ", description_.vocab_size - 1);
     }
   }
+  if (description_.num_position_axes > 1) return check_spans(batch);
   for (std::int64_t b = 0; b < batch.counts.num_reqs; ++b) {
     const std::int32_t begin = batch.query_start_loc[b];
     // Lengths that are upper bounds say only that positions cannot lie further on.
@@ -112,6 +120,25 @@ void Validator::check_tokens(const BatchView& batch) const {
   }
 }
 
+/// An image advances the axes unevenly, so that no more can be said than how far positions reach.
+void Validator::check_spans(const BatchView& batch) const {
+  const std::int64_t axes = description_.num_position_axes;
+  for (std::int64_t i = 0; i < batch.counts.num_tokens * axes; ++i) {
+    if (batch.positions[i] >= 0 && batch.positions[i] < limits_.max_model_len) continue;
+    refuse("positions", "token ", i / axes, " has ", batch.positions[i], " on axis ", i % axes, ", expected 0 ... ",
+           limits_.max_model_len - 1);
+  }
+}
+
+void Validator::check_encoder_indices(const BatchView& batch) const {
+  if (batch.encoder_indices == nullptr) return;
+  for (std::int64_t t = 0; t < batch.counts.num_tokens; ++t) {
+    if (batch.encoder_indices[t] >= -1 && batch.encoder_indices[t] < limits_.max_encoder_rows) continue;
+    refuse("encoder_indices", "token ", t, " is ", batch.encoder_indices[t], ", expected -1 (text) ... ",
+           limits_.max_encoder_rows - 1);
+  }
+}
+
 void Validator::check_logits_indices(const BatchView& batch) const {
   for (std::int64_t n = 0; n < batch.counts.num_logits; ++n) {
     if (batch.logits_indices[n] < 0 || batch.logits_indices[n] >= batch.counts.num_tokens) {
@@ -127,7 +154,7 @@ void Validator::check_attention(const BatchView& batch, std::size_t index) {
   for (std::int64_t b = 0; b < batch.counts.num_reqs; ++b) {
     const std::int32_t start = view.kv_start[b];
     const std::int32_t visible =
-        group.window > 0 ? std::max(0, batch.positions[batch.query_start_loc[b]] - group.window + 1) : 0;
+        group.window > 0 ? std::max(0, first_place(batch, b) - group.window + 1) : 0;
     if (start < 0 || start > visible || start % group.block_size != 0) {
       refuse(group_field(index, "kv_start"), "request ", b, " has ", start, ", expected a multiple of ", group.block_size,
              " in 0 ... ", visible, " (the first token its step sees)");
@@ -173,10 +200,12 @@ void Validator::check_slots(const BatchView& batch, std::size_t index, std::int6
   const CacheGroup& group = description_.groups[index];
   const GroupView& view = batch.groups[index];
   const std::int32_t* row = view.block_table + request * group.max_blocks_per_seq;
-  for (std::int32_t t = batch.query_start_loc[request]; t < batch.query_start_loc[request + 1]; ++t) {
+  const std::int32_t begin = batch.query_start_loc[request];
+  const std::int32_t first = first_place(batch, request) - view.kv_start[request];
+  for (std::int32_t t = begin; t < batch.query_start_loc[request + 1]; ++t) {
     const std::int32_t slot = view.slot_mapping[t];
     if (slot == -1) continue;
-    const std::int32_t offset = batch.positions[t] - view.kv_start[request];
+    const std::int32_t offset = first + t - begin;
     const std::int32_t block = row[offset / group.block_size];
     const std::int64_t expected = std::int64_t{block} * group.block_size + offset % group.block_size;
     if (slot != expected) {
@@ -223,26 +252,33 @@ void Validator::check_csr(const BatchView& batch, std::size_t index) const {
 void Validator::check_recurrent(const BatchView& batch, std::size_t index) {
   const GroupView& view = batch.groups[index];
   for (std::int64_t b = 0; b < batch.counts.num_reqs; ++b) {
-    const std::int32_t state = view.state_indices[b];
-    if (state < 1 || state >= num_blocks_[index]) {
-      refuse(group_field(index, "state_indices"), "request ", b, " has ", state, ", expected 1 ... ",
-             num_blocks_[index] - 1);
-    }
-    Mark& mark = marks_[index].written[static_cast<std::size_t>(state)];
-    if (mark.step == step_) {
-      refuse(group_field(index, "state_indices"), "requests ", mark.request, " and ", b, " share state ", state);
-    }
-    mark = {step_, b};
-    const std::int32_t initial = batch.positions[batch.query_start_loc[b]] > 0 ? 1 : 0;
+    check_states(view, index, b);
+    const std::int32_t initial = first_place(batch, b) > 0 ? 1 : 0;
     if (view.has_initial_state[b] != initial) {
       refuse(group_field(index, "has_initial_state"), "request ", b, " has ", view.has_initial_state[b], ", expected ",
              initial, " by the position of its first token");
     }
-    if (view.num_accepted != nullptr &&
-        (view.num_accepted[b] < 0 || view.num_accepted[b] > batch.counts.decode_query_len)) {
-      refuse(group_field(index, "num_accepted"), "request ", b, " has ", view.num_accepted[b], ", expected 0 ... ",
-             batch.counts.decode_query_len);
+    if (view.num_accepted == nullptr || initial == 0) continue;
+    if (view.num_accepted[b] < 1 || view.num_accepted[b] > limits_.max_decode_query_len) {
+      refuse(group_field(index, "num_accepted"), "request ", b, " has ", view.num_accepted[b], ", expected 1 ... ",
+             limits_.max_decode_query_len, " (max_decode_query_len)");
     }
+  }
+}
+
+void Validator::check_states(const GroupView& view, std::size_t index, std::int64_t request) {
+  const std::int64_t width = description_.groups[index].max_blocks_per_seq;
+  for (std::int64_t i = 0; i < width; ++i) {
+    const std::int32_t state = view.state_indices[request * width + i];
+    if (state < 1 || state >= num_blocks_[index]) {
+      refuse(group_field(index, "state_indices"), "request ", request, " column ", i, " is ", state, ", expected 1 ... ",
+             num_blocks_[index] - 1);
+    }
+    Mark& mark = marks_[index].written[static_cast<std::size_t>(state)];
+    if (mark.step == step_) {
+      refuse(group_field(index, "state_indices"), "requests ", mark.request, " and ", request, " share state ", state);
+    }
+    mark = {step_, request};
   }
 }
 

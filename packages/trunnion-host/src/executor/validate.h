@@ -29,12 +29,15 @@ class Validator {
 
   void check_requests(const BatchView& batch) const;
   void check_tokens(const BatchView& batch) const;
+  void check_spans(const BatchView& batch) const;
+  void check_encoder_indices(const BatchView& batch) const;
   void check_logits_indices(const BatchView& batch) const;
   void check_attention(const BatchView& batch, std::size_t group);
   std::int64_t check_row(const BatchView& batch, std::size_t group, std::int64_t request);
   void check_slots(const BatchView& batch, std::size_t group, std::int64_t request);
   void check_csr(const BatchView& batch, std::size_t group) const;
   void check_recurrent(const BatchView& batch, std::size_t group);
+  void check_states(const GroupView& view, std::size_t group, std::int64_t request);
 
   const Description& description_;
   trn_limits limits_;

@@ -13,10 +13,11 @@ std::string group_field(size_t group, const char* field) {
 }
 
 // Blocks of every attention group when they share `kv_bytes` after the recurrent groups have theirs.
-int32_t blocks_within(std::span<const CacheGroup> groups, int64_t kv_bytes, int64_t num_states) {
+int32_t blocks_within(std::span<const CacheGroup> groups, int64_t kv_bytes, int64_t num_seqs) {
   int64_t state_bytes = 0, bytes_per_block = 0;
   for (const CacheGroup& group : groups) {
-    (group.recurrent() ? state_bytes : bytes_per_block) += group.bytes_per_block * (group.recurrent() ? num_states : 1);
+    (group.recurrent() ? state_bytes : bytes_per_block) +=
+        group.bytes_per_block * (group.recurrent() ? num_seqs * group.max_blocks_per_seq + 1 : 1);
   }
   const int64_t needed = state_bytes + 2 * bytes_per_block;
   if (kv_bytes < needed) {
@@ -67,10 +68,10 @@ std::vector<int32_t> size_groups(std::span<const CacheGroup> groups, const HostO
   }
   const int64_t num_seqs = options.executor.limits.max_num_seqs;
   int32_t shared = options.kv_blocks;
-  if (shared == 0 && options.kv_bytes > 0) shared = blocks_within(groups, options.kv_bytes, num_seqs + 1);
+  if (shared == 0 && options.kv_bytes > 0) shared = blocks_within(groups, options.kv_bytes, num_seqs);
   std::vector<int32_t> num_blocks;
   for (const CacheGroup& group : groups) {
-    const int64_t enough = num_seqs * (group.recurrent() ? 1 : group.max_blocks_per_seq) + 1;
+    const int64_t enough = num_seqs * group.max_blocks_per_seq + 1;
     const int64_t count = group.recurrent() || shared == 0 ? enough : shared;
     num_blocks.push_back(static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max())));
   }

@@ -67,10 +67,11 @@ void InputBuilder::fill_recurrent(size_t group, const std::vector<BatchEntry>& e
   const bool wants_accepted = (required_fields_ & TRN_FIELD_NUM_ACCEPTED) != 0;
   for (size_t b = 0; b < entries.size(); ++b) {
     const Request& request = *entries[b].request;
-    buffers.state_indices[b] = request.blocks.groups[group].blocks[0];
+    const std::vector<int32_t>& states = request.blocks.groups[group].blocks;
+    std::copy(states.begin(), states.end(), buffers.state_indices + b * states.size());
     buffers.has_initial_state[b] = request.num_computed > 0;
-    // This host drafts nothing.
-    if (wants_accepted) buffers.num_accepted[b] = 0;
+    // Nothing was drafted, so that the only state is the one after the last token.
+    if (wants_accepted) buffers.num_accepted[b] = 1;
   }
 }
 

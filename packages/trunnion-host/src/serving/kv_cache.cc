@@ -21,7 +21,7 @@ int32_t KvCache::first_visible_block(const CacheGroup& group, int32_t position) 
 
 // The most blocks held at once while `num_tokens` tokens are computed one by one.
 int32_t KvCache::blocks_for(const CacheGroup& group, int32_t num_tokens) const {
-  if (group.recurrent()) return 1;
+  if (group.recurrent()) return group.max_blocks_per_seq;
   const int32_t all = (num_tokens + group.block_size - 1) / group.block_size;
   if (group.window == 0) return all;
   return std::min(all, (group.window + group.block_size - 2) / group.block_size + 1);
@@ -101,7 +101,7 @@ bool KvCache::reserve(RequestBlocks& blocks, int32_t num_computed, int32_t num_t
   const auto missing = [&](size_t g) {
     const GroupBlocks& held = blocks.groups[g];
     const int32_t wanted = groups_[g].recurrent()
-                               ? 1
+                               ? groups_[g].max_blocks_per_seq
                                : (num_computed + num_tokens + block_size_ - 1) / block_size_ - held.num_dropped;
     return std::max(0, wanted - static_cast<int32_t>(held.blocks.size()));
   };

@@ -16,7 +16,7 @@ namespace trunnion::serving {
 struct CacheGroup {
   trn_cache_kind kind = TRN_CACHE_FULL;
   int32_t block_size = 0;  // 0 for recurrent groups
-  int32_t max_blocks_per_seq = 0;
+  int32_t max_blocks_per_seq = 0;  // of a recurrent group: states
   int32_t window = 0;  // 0 = all
   int64_t bytes_per_block = 0;
 
@@ -24,7 +24,7 @@ struct CacheGroup {
 };
 
 // What one request holds in one group. Column j of its block table is `blocks[j]` and covers the tokens from
-// `(num_dropped + j) * block_size` on. A recurrent group has one entry, the state.
+// `(num_dropped + j) * block_size` on. A recurrent group has its states instead.
 struct GroupBlocks {
   int32_t num_dropped = 0;
   std::vector<int32_t> blocks;

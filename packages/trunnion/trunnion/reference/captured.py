@@ -186,9 +186,10 @@ class CapturedRecurrentGroup(ReferenceRecurrentGroup):
         assert group.state_indices is not None and group.has_initial_state is not None
         conv_state, ssm_state = self.caches[layer]["conv_state"], self.caches[layer]["ssm_state"]
         shape = (group.state_indices.shape[0], -1)
+        states = group.state_indices[:, 0]
         continues = group.has_initial_state != 0
         x, new_conv = torch.ops.trunnion.causal_conv1d_silu(
-            mixed_qkv.unflatten(0, shape), _states(conv_state, group.state_indices, continues), conv_weight, conv_bias
+            mixed_qkv.unflatten(0, shape), _states(conv_state, states, continues), conv_weight, conv_bias
         )
         key_dim = spec.num_k_heads * spec.head_k_dim
         q, k, v = x.split((key_dim, key_dim, spec.num_v_heads * spec.head_v_dim), dim=-1)
@@ -198,10 +199,10 @@ class CapturedRecurrentGroup(ReferenceRecurrentGroup):
             v.unflatten(-1, (spec.num_v_heads, -1)),
             g.unflatten(0, shape),
             beta.unflatten(0, shape),
-            _states(ssm_state, group.state_indices, continues),
+            _states(ssm_state, states, continues),
         )
         # State 0 is nobody's: who has it, has no slot.
-        slots = torch.where(group.state_indices > 0, group.state_indices, -1)
+        slots = torch.where(states > 0, states, -1)
         write_rows(conv_state, slots, new_conv)
         write_rows(ssm_state, slots, new_ssm)
         return _into(out, mixed.flatten(0, 1))

@@ -54,7 +54,7 @@ class ReferenceRecurrentGroup(RecurrentGroup):
         self.batches = [
             PlannedStates(
                 rows=slice(starts[first], starts[last]),
-                states=group.state_indices[first:last].long().to(self.device),
+                states=group.state_indices[first:last, 0].long().to(self.device),
                 is_fresh=(group.has_initial_state[first:last] == 0).to(self.device),
             )
             for first, last in itertools.pairwise(edges)

@@ -88,7 +88,7 @@ def _cache_group(
     kind: CacheKind, window: int | None, tensors: tuple, layers: list[GroupLayer], limits: Limits
 ) -> CacheGroupSpec:
     if kind is CacheKind.RECURRENT:
-        block_size, max_blocks = 0, 1
+        block_size, max_blocks = 0, limits.max_decode_query_len
     else:
         block_size = limits.block_size
         longest = limits.max_model_len

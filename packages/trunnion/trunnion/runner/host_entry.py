@@ -18,9 +18,11 @@ from trunnion.contract import (
     CacheGroupSpec,
     CacheKind,
     CacheTensorSpec,
+    EncoderItem,
     LayerCaches,
     Limits,
     OutputKind,
+    Role,
 )
 from trunnion.errors import BatchRefused, TrunnionError
 from trunnion.runner.model_executor import ModelExecutor
@@ -32,6 +34,8 @@ REFUSED, FAILED, FATAL = 1, 2, 3
 KIND_CODES = {CacheKind.FULL: 0, CacheKind.WINDOW: 1, CacheKind.MLA: 2, CacheKind.RECURRENT: 3}
 # trn_output_kind
 OUTPUT_CODES = {OutputKind.LOGITS: 0, OutputKind.POOLED: 1}
+# trn_role
+ROLES = (Role.TARGET, Role.DRAFT)
 # DLPack's (code, bits); 2 = float, 4 = bfloat, 0 = int, 1 = unsigned
 DLPACK_DTYPES = {
     torch.float32: (2, 32),
@@ -48,7 +52,8 @@ DLPACK_EXTENSION_DEVICE = 12
 
 
 def create(options: Mapping[str, Any]) -> HostedExecutor:
-    """Load the model. `options` are the fields of `trn_create_options`, limits flattened.
+    """Load the model. `options` are the fields of `trn_create_options`, limits flattened; `share_with` is what an
+    earlier call returned, or None.
 
     Raises:
         TrunnionError, ValueError, OSError: one line that names what is wrong.
@@ -64,8 +69,11 @@ def create(options: Mapping[str, Any]) -> HostedExecutor:
         tp_init_method=options["tp_init_method"],
         progress=bool(options["show_progress"]),
         limits=limits,
+        role=ROLES[options["role"]],
+        keep_hidden=bool(options["keep_hidden"]),
     )
-    return HostedExecutor(ModelExecutor.create(config))
+    target: HostedExecutor | None = options["share_with"]
+    return HostedExecutor(ModelExecutor.create(config, share_with=None if target is None else target.executor))
 
 
 class HostedExecutor:
@@ -77,6 +85,11 @@ class HostedExecutor:
         self._tp_size = executor.config.tp_size
         self._counters = StepCounters(executor.counters)
 
+    @property
+    def executor(self) -> ModelExecutor:
+        """What is behind the calls."""
+        return self._executor
+
     def describe(self) -> dict[str, Any]:
         """Facts that do not change, named as in backend.h."""
         profile = self._executor.memory_profile()
@@ -86,6 +99,8 @@ class HostedExecutor:
             "vocab_size": self._executor.vocab_size,
             "output_kind": OUTPUT_CODES[self._executor.output_kind],
             "output_width": self._executor.output_width,
+            "num_position_axes": self._executor.num_position_axes,
+            "encoder_patch_dim": self._executor.encoder_patch_dim,
             "required_fields": int(self._executor.required_fields()),
             "accepts_upper_bound_lens": 0,
             "synchronous": int(self._executor.synchronous),
@@ -110,13 +125,17 @@ class HostedExecutor:
         }
 
     def step(self, buffer_set: int) -> Callable[[], object]:
-        """The callable of every step on one set; the counts lie in the set's `counts`."""
+        """The callable of every step on one set; the counts lie in the set's `counts`.
+
+        A step that encodes images is called with (pixels as a DLPack capsule, grid, first row, rows) of each.
+        """
         execute, clock, write = self._executor.execute_set, time.perf_counter_ns, self._counters.write
 
-        def run() -> None:
+        def run(images: Sequence[tuple[Any, tuple[int, int, int], int, int]] = ()) -> None:
             begin = clock()
             try:
-                execute(buffer_set)
+                items = [EncoderItem(torch.from_dlpack(image[0]), *image[1:]) for image in images]
+                execute(buffer_set, items)
             finally:
                 write(begin, clock())
 

@@ -51,6 +51,8 @@ POLICIES = {
     "query_start_loc": Padding.REPEAT,
     "seq_lens": Padding.ZERO,
     "logits_indices": Padding.ZERO,
+    "hidden_indices": Padding.ZERO,
+    "encoder_indices": Padding.SENTINEL,
     "slot_mapping": Padding.SENTINEL,
     "block_table": Padding.ZERO,
     "kv_start": Padding.ZERO,
@@ -93,20 +95,24 @@ class FieldLayout:
         return count
 
 
-def field_layouts(limits: Limits, spec: KVCacheSpec, required: Field) -> list[FieldLayout]:
+def field_layouts(limits: Limits, spec: KVCacheSpec, required: Field, num_position_axes: int = 1) -> list[FieldLayout]:
     """All int32 fields of a batch at capacity, in the order they lie in memory: tables last."""
     tokens, seqs = limits.max_num_tokens, limits.max_num_seqs
     shapes: dict[str, tuple[int, ...]] = {
         "input_ids": (tokens,),
-        "positions": (tokens,),
+        "positions": (tokens,) if num_position_axes == 1 else (tokens, num_position_axes),
         "query_start_loc": (seqs + 1,),
         "seq_lens": (seqs,),
         "logits_indices": (limits.max_logits_rows,),
     }
+    if Field.HIDDEN_INDICES in required:
+        shapes["hidden_indices"] = (tokens,)
+    if Field.ENCODER_INDICES in required:
+        shapes["encoder_indices"] = (tokens,)
     for index, group in enumerate(spec.groups):
         prefix = f"groups[{index}]."
         if group.kind is CacheKind.RECURRENT:
-            shapes[prefix + "state_indices"] = (seqs,)
+            shapes[prefix + "state_indices"] = (seqs, group.max_blocks_per_seq)
             shapes[prefix + "has_initial_state"] = (seqs,)
             if Field.NUM_ACCEPTED in required:
                 shapes[prefix + "num_accepted"] = (seqs,)
@@ -135,8 +141,10 @@ def assemble(fields: dict[str, torch.Tensor], num_groups: int) -> BatchTensors:
 
 def iterate_fields(tensors: BatchTensors) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that is there, with the name the host knows it by."""
-    for name in ("input_ids", "positions", "query_start_loc", "seq_lens", "logits_indices"):
-        yield name, getattr(tensors, name)
+    for name in BatchTensors.__dataclass_fields__:
+        tensor = getattr(tensors, name)
+        if name != "groups" and tensor is not None:
+            yield name, tensor
     for index, group in enumerate(tensors.groups):
         for name in GroupTensors.__dataclass_fields__:
             tensor = getattr(group, name)
@@ -254,7 +262,7 @@ def _rows(name: str, tensor: torch.Tensor, counts: BatchCounts) -> int:
 def used_rows(layout: FieldLayout, counts: BatchCounts | Bucket) -> int:
     """How many leading rows of a field a step, or a bucket, uses; all of `kv_indices`."""
     leaf = layout.leaf
-    if leaf in ("input_ids", "positions", "slot_mapping"):
+    if leaf in PER_TOKEN:
         return counts.num_tokens
     if leaf in ("query_start_loc", "kv_indptr"):
         return counts.num_reqs + 1
@@ -264,6 +272,9 @@ def used_rows(layout: FieldLayout, counts: BatchCounts | Bucket) -> int:
         return layout.shape[0]
     return counts.num_reqs
 
+
+PER_TOKEN = ("input_ids", "positions", "hidden_indices", "encoder_indices", "slot_mapping")
+"""Fields with a row for each token of the step."""
 
 Rows = tuple[int, int, int]
 """Tokens, requests and logits rows."""
@@ -286,9 +297,10 @@ class InputBuffers:
         device: torch.device,
         *,
         static: bool,
+        num_position_axes: int = 1,
         kept_views: int = 64,
     ) -> None:
-        layouts = field_layouts(limits, spec, required)
+        layouts = field_layouts(limits, spec, required, num_position_axes)
         self._num_groups = len(spec.groups)
         self._kept_views = kept_views
         self.sets = [BufferSet(layouts, self._num_groups, limits, output_width) for _ in range(NUM_BUFFER_SETS)]

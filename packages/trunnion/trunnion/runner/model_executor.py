@@ -12,6 +12,7 @@ from trunnion import registry
 from trunnion.config import DTYPES, BuildContext, ExecutorConfig
 from trunnion.contract import (
     BatchCounts,
+    EncoderItem,
     Field,
     ForwardBatch,
     ForwardOutput,
@@ -20,6 +21,7 @@ from trunnion.contract import (
     Limits,
     MemoryProfile,
     OutputKind,
+    Role,
     WarmUpReport,
 )
 from trunnion.errors import BatchRefused, UnsupportedError
@@ -65,6 +67,9 @@ class ModelExecutor:
         self.output_kind = output_kind(model)
         self.output_width = model.embedding_size if isinstance(model, PoolingModel) else vocab_size
         """Columns of an output row."""
+        self.num_position_axes = 1
+        self.encoder_patch_dim = 0
+        """Columns of an image's patches; 0 = the model takes no images."""
         self._hardware = hardware
         self._parallel = parallel
         self._model = model
@@ -78,18 +83,26 @@ class ModelExecutor:
             self.output_width,
             device,
             static=self._runner.static_inputs,
+            num_position_axes=self.num_position_axes,
         )
         self._caches: list[LayerCaches] | None = None
         self._steps = 0
         self._in_flight: list[tuple[int, Fence] | None] = [None] * NUM_BUFFER_SETS
 
     @classmethod
-    def create(cls, config: ExecutorConfig, hardware: Hardware | None = None) -> ModelExecutor:
+    def create(
+        cls, config: ExecutorConfig, hardware: Hardware | None = None, share_with: ModelExecutor | None = None
+    ) -> ModelExecutor:
         """Load the model that `config` names, on the package it names or on a given instance of that package.
+
+        Args:
+            share_with: of a draft, the executor of its target.
 
         Raises:
             UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
         """
+        if config.role is Role.DRAFT or config.keep_hidden or share_with is not None:
+            raise UnsupportedError("drafts are not supported: role must be target, without keep_hidden and share_with")
         hardware = registry.hardware(config.hardware) if hardware is None else hardware
         problems = [problem for problem in hardware.check_environment() if problem.fatal]
         if problems:
@@ -220,16 +233,21 @@ class ModelExecutor:
         """
         self._check_free(buffer_set)
         self._check_counts(batch.counts)
+        self._check_items(batch.encoder_items)
         self._inputs.sets[buffer_set].adopt(batch)
         return self._run(buffer_set, batch.counts)
 
-    def execute_set(self, buffer_set: int) -> ForwardOutput:
+    def execute_set(self, buffer_set: int, encoder_items: Sequence[EncoderItem] = ()) -> ForwardOutput:
         """One forward of what the host has written to the lent buffers: the path of every step.
+
+        Args:
+            encoder_items: images to encode in this step.
 
         Raises:
             BatchRefused: the set's last step is in flight; `wait` for its fence before the set is filled again.
         """
         self._check_free(buffer_set)
+        self._check_items(encoder_items)
         return self._run(buffer_set, self._inputs.sets[buffer_set].read_counts())
 
     def wait(self, fence: int) -> None:
@@ -262,6 +280,10 @@ class ModelExecutor:
         if self.output_kind is OutputKind.POOLED:
             return ForwardOutput(pooled=output, fence=self._steps)
         return ForwardOutput(logits=output, fence=self._steps)
+
+    def _check_items(self, items: Sequence[EncoderItem]) -> None:
+        if items and not self.encoder_patch_dim:
+            raise BatchRefused(f"encoder_items: there are {len(items)}, and this model takes no images")
 
     def _check_free(self, buffer_set: int) -> None:
         pending = self._in_flight[buffer_set]
