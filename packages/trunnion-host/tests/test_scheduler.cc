@@ -61,7 +61,7 @@ class Bench {
 };
 
 trn_limits limits(int32_t max_num_tokens, int32_t max_num_seqs = 8, int32_t max_logits_rows = 8) {
-  return {max_num_tokens, max_num_seqs, 1000, max_logits_rows, kBlockSize};
+  return {max_num_tokens, max_num_seqs, 1000, max_logits_rows, kBlockSize, 1, 0};
 }
 
 }  // namespace
