@@ -41,6 +41,8 @@ class Qwen3NextConfig:
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     tie_word_embeddings: bool = False
+    num_nextn_predict_layers: int = 1
+    """Layers of the head that drafts, if the checkpoint has one."""
 
     @property
     def max_model_len(self) -> int:

@@ -1,8 +1,10 @@
-"""Where the tensors of a Qwen3-Next checkpoint go."""
+"""Where the tensors of a Qwen3-Next checkpoint go: some to the decoder, some to the head that drafts for it."""
 
 from __future__ import annotations
 
-from trunnion.weights.name_map import ExpertRule, WeightMap
+import dataclasses
+
+from trunnion.weights.name_map import COMMON_IGNORE, ExpertRule, WeightMap
 
 WEIGHT_MAP = WeightMap(
     experts=(ExpertRule(block="mlp.experts"),),
@@ -10,4 +12,9 @@ WEIGHT_MAP = WeightMap(
         "qkv_proj": {"q": "q_proj", "k": "k_proj", "v": "v_proj"},
         "gate_up_proj": {"gate": "gate_proj", "up": "up_proj"},
     },
+    ignore=(*COMMON_IGNORE, (r"^mtp", "of the draft head")),
+)
+
+DRAFT_WEIGHT_MAP = dataclasses.replace(
+    WEIGHT_MAP, ignore=(*COMMON_IGNORE, (r"^model\.(layers|norm)", "of the decoder that is drafted for"))
 )

@@ -4,7 +4,8 @@ A hardware package is named by an entry point in the group `trunnion.hardware` (
 top-level package `trunnion_<name>` on the import path with a `hardware.py`. Model families are the subpackages of
 `trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
 (`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code, and
-`POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models.
+`POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, and `DRAFTS` if it has heads that draft for
+its architectures.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from trunnion.errors import ConfigError, UnsupportedError
 from trunnion.interfaces.hardware import Hardware
-from trunnion.interfaces.model import Model
+from trunnion.interfaces.model import DraftModel, Model
 from trunnion.pooling import MODULES_FILE
 
 HARDWARE_GROUP = "trunnion.hardware"
@@ -41,6 +42,8 @@ class ModelFamily:
     """Class name in `config.json` -> `module:class` within the package."""
     pooling_architectures: Mapping[str, str] = field(default_factory=dict)
     """The same, for checkpoints that say how they pool; the class name alone does not tell the two apart."""
+    drafts: Mapping[str, str] = field(default_factory=dict)
+    """Class name of a decoder -> `module:class` of the head that drafts for it, from the same checkpoint."""
 
 
 class Registry:
@@ -158,17 +161,45 @@ def model_class(config: Mapping[str, Any], *, pooling: bool = False) -> type[Mod
         UnsupportedError: no family has the architecture in this role; the text lists those that exist.
         ConfigError: the config names no architecture.
     """
-    names, model_type = config.get("architectures"), config.get("model_type")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"config.json names no architecture (architectures {names!r}, model_type {model_type!r})")
+    name, model_type = _architecture(config), config.get("model_type")
     families = model_families()
     for family in families:
         known = family.pooling_architectures if pooling else family.architectures
-        if names[0] in known:
-            module, _, attribute = known[names[0]].partition(":")
-            found: type[Model] = getattr(importlib.import_module(f"{family.package}.{module}"), attribute)
+        if name in known:
+            found: type[Model] = _import(family, known[name])
             return found
-    raise UnsupportedError(_unknown_architecture(names[0], model_type, families, pooling=pooling))
+    raise UnsupportedError(_unknown_architecture(name, model_type, families, pooling=pooling))
+
+
+def draft_class(config: Mapping[str, Any]) -> type[DraftModel]:
+    """The class of the head that drafts for the decoder of a `config.json`; only this family's code is imported.
+
+    Raises:
+        UnsupportedError: no family has a head for the architecture; the text lists those that have one.
+        ConfigError: the config names no architecture.
+    """
+    name = _architecture(config)
+    families = model_families()
+    for family in families:
+        if name in family.drafts:
+            found: type[DraftModel] = _import(family, family.drafts[name])
+            return found
+    known = ", ".join(sorted({name for family in families for name in family.drafts})) or "none"
+    raise UnsupportedError(f"there is no draft head for architecture {name!r}; supported: {known}")
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """The class name that a `config.json` gives first."""
+    names, model_type = config.get("architectures"), config.get("model_type")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"config.json names no architecture (architectures {names!r}, model_type {model_type!r})")
+    return str(names[0])
+
+
+def _import(family: ModelFamily, where: str) -> Any:
+    """`module:class` within the family's package."""
+    module, _, attribute = where.partition(":")
+    return getattr(importlib.import_module(f"{family.package}.{module}"), attribute)
 
 
 def _unknown_architecture(name: str, model_type: Any, families: Sequence[ModelFamily], *, pooling: bool) -> str:
@@ -194,12 +225,14 @@ def _families_of(package: str) -> list[ModelFamily]:
             architectures = getattr(package_module, "ARCHITECTURES", None)
             if architectures:
                 pooling = getattr(package_module, "POOLING_ARCHITECTURES", {})
+                drafts = getattr(package_module, "DRAFTS", {})
                 families.append(
                     ModelFamily(
                         name=module.name,
                         package=name,
                         architectures=dict(architectures),
                         pooling_architectures=dict(pooling),
+                        drafts=dict(drafts),
                     )
                 )
     return families

@@ -71,7 +71,36 @@ class PoolingModel(Protocol):
         ...
 
 
-Model = CausalLM | PoolingModel
+@runtime_checkable
+class DraftModel(Protocol):
+    """A head that drafts tokens for a decoder of the same checkpoint, from the decoder's hidden states.
+
+    Row p of a step stands at position p and carries the token at p + 1 and the hidden state of the token at p, so that
+    its logits are those of the token at p + 2. What a hidden state is, the models say: it is what `forward` returns,
+    the target's for the first draft after a step of the target, the draft's own for those after it.
+    """
+
+    config_class: ClassVar[type[Any]]
+    weight_map: ClassVar[WeightMap]
+    shared_modules: ClassVar[tuple[str, ...]]
+    """Dotted names of modules, the same in draft and target, of which the draft uses the target's."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """input_ids [T], positions [T], hidden_states [T, hidden_size] -> hidden states [T, hidden_size]."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.compute_logits`."""
+        ...
+
+
+Model = CausalLM | PoolingModel | DraftModel
 """What an executor runs."""
 
 

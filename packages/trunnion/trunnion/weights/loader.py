@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -13,7 +13,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from trunnion.errors import WeightsError
 from trunnion.interfaces.weights import placements_of
 from trunnion.weights.name_map import WeightMap
-from trunnion.weights.plan import LoadPlan, Piece, plan_load
+from trunnion.weights.plan import LoadPlan, Piece, lies_in, plan_load
 from trunnion.weights.report import WeightReport
 from trunnion.weights.source import WeightSource
 
@@ -26,9 +26,11 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: bool = False,
+    shared_modules: Collection[str] = (),
 ) -> WeightReport:
     """Load every parameter of `model`, move it to `device` and finalize its layers.
 
+    Those in `shared_modules` are another model's, loaded and finalized already: they are left as they are.
     The account is settled from headers before anything is allocated. A tensor is converted to its parameter's dtype;
     places that no part covers (vocabulary padding) are zero. `dtype` is the one the model was built in, checked here.
 
@@ -37,9 +39,10 @@ def load_weights(
         UnsupportedError: a tensor that the map refuses.
     """
     start = time.perf_counter()
-    plan = plan_load(model, source, weight_map)
+    plan = plan_load(model, source, weight_map, shared_modules)
     _check_dtypes(model, dtype)
-    _materialise(model, device)
+    own = [module for name, module in model.named_modules() if not lies_in(name, shared_modules)]
+    _materialise(own, device)
     params = dict(model.named_parameters(remove_duplicate=False))
     conversions: Counter[tuple[str, str]] = Counter()
     bytes_read = 0
@@ -53,27 +56,28 @@ def load_weights(
                 conversions[source.infos[name].stored, str(loaded).removeprefix("torch.")] += 1
         for name, tensor in source.tensors(plan.tied):
             _compare_tied(params[plan.tied[name]], plan.tied[name], tensor, name)
-    finalize_layers(model, device)
-    return _report(model, source, plan, conversions, bytes_read, time.perf_counter() - start)
+    finalize_layers(own, device)
+    return _report(model, source, plan, shared_modules, conversions, bytes_read, time.perf_counter() - start)
 
 
-def finalize_layers(model: torch.nn.Module, device: torch.device) -> None:
+def finalize_layers(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
     """Call `finalize()` of every layer that has one, then move buffers to `device`.
 
     Raises:
         AssertionError: a parameter or a buffer is still on the meta device: it would hold nothing.
     """
-    for module in model.modules():
+    modules = list(modules)
+    for module in modules:
         finalize = getattr(module, "finalize", None)
         if callable(finalize):
             finalize()
-    for module in model.modules():
+    for module in modules:
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:
                 raise AssertionError(f"buffer {name} of {type(module).__name__} was never computed")
             setattr(module, name, buffer.to(device))
-    for name, parameter in model.named_parameters():
-        assert not parameter.is_meta, f"{name} was never materialised"
+        for name, parameter in module.named_parameters(recurse=False):
+            assert not parameter.is_meta, f"{name} of {type(module).__name__} was never materialised"
 
 
 def _check_dtypes(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -83,10 +87,10 @@ def _check_dtypes(model: torch.nn.Module, dtype: torch.dtype) -> None:
             raise AssertionError(f"{name} was built as {parameter.dtype}, the model as {dtype}")
 
 
-def _materialise(model: torch.nn.Module, device: torch.device) -> None:
+def _materialise(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
     """Replace every meta parameter by zeros on `device`; shared parameters stay shared, placements stay attached."""
     made: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
+    for module in modules:
         for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(old) not in made:
                 new = torch.nn.Parameter(torch.zeros_like(old, device=device), requires_grad=False)
@@ -134,17 +138,20 @@ def _report(
     model: torch.nn.Module,
     source: WeightSource,
     plan: LoadPlan,
+    shared_modules: Collection[str],
     conversions: Counter[tuple[str, str]],
     bytes_read: int,
     seconds: float,
 ) -> WeightReport:
-    parameters = list(model.parameters())
+    shared = {name: lies_in(name, shared_modules) for name, _ in model.named_parameters()}
+    parameters = [parameter for name, parameter in model.named_parameters() if not shared[name]]
     return WeightReport(
         source=source.description,
         num_parameters=len(parameters),
         num_used=len(plan.pieces),
         ignored={reason: tuple(names) for reason, names in plan.ignored.items()},
         tied=tuple(plan.tied),
+        shared=tuple(name for name, is_shared in shared.items() if is_shared),
         conversions=dict(conversions),
         bytes_read=bytes_read,
         bytes_loaded=sum(parameter.numel() * parameter.element_size() for parameter in parameters),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -48,15 +48,30 @@ class LoadPlan:
     """Checkpoint tensor -> the parameter it must equal."""
 
 
-def plan_load(model: torch.nn.Module, source: WeightSource, weight_map: WeightMap) -> LoadPlan:
-    """Account for every tensor and every part.
+SHARED = "shared with the target"
+"""Why a draft leaves out a tensor of a module that is its target's."""
+
+
+def lies_in(name: str, modules: Collection[str]) -> bool:
+    """Whether the module or parameter `name` is one of `modules`, or lies in one."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def plan_load(
+    model: torch.nn.Module, source: WeightSource, weight_map: WeightMap, shared_modules: Collection[str] = ()
+) -> LoadPlan:
+    """Account for every tensor and every part; those of `shared_modules` are loaded already.
 
     Raises:
         WeightsError: tensors are missing, unexpected, duplicated, or of a wrong shape or dtype; all kinds in one line.
         UnsupportedError: the map refuses a tensor.
     """
-    params = dict(model.named_parameters(remove_duplicate=False))
-    shared = _shared(params, weight_map)
+    params = {
+        name: parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not lies_in(name, shared_modules)
+    }
+    tied = _tied(params, weight_map)
     plan = LoadPlan()
     filled: dict[Target, str] = {}
     problems: dict[str, list[str]] = defaultdict(list)
@@ -68,8 +83,11 @@ def plan_load(model: torch.nn.Module, source: WeightSource, weight_map: WeightMa
             plan.ignored[resolved.reason].append(name)
             continue
         for target in resolved:
-            if target.param in shared:
-                plan.tied[name] = shared[target.param]
+            if lies_in(target.param, shared_modules):
+                plan.ignored[SHARED].append(name)
+                continue
+            if target.param in tied:
+                plan.tied[name] = tied[target.param]
                 continue
             pieces = _pieces(target, info, params, name, problems)
             plan.pieces.setdefault(name, []).extend(pieces)
@@ -79,7 +97,7 @@ def plan_load(model: torch.nn.Module, source: WeightSource, weight_map: WeightMa
                     problems["duplicated"].append(f"{name} (fills the same place as {filled[key]})")
                 filled.setdefault(key, name)
     for param, tensor in params.items():
-        if param not in shared:
+        if param not in tied:
             problems["missing"] += [
                 weight_map.checkpoint_name(Target(param, part))
                 for part in placements_of(tensor)
@@ -90,17 +108,17 @@ def plan_load(model: torch.nn.Module, source: WeightSource, weight_map: WeightMa
     return plan
 
 
-def _shared(params: Mapping[str, torch.Tensor], weight_map: WeightMap) -> dict[str, str]:
-    """Parameter that the model shares -> the one it is shared with."""
-    shared = {}
+def _tied(params: Mapping[str, torch.Tensor], weight_map: WeightMap) -> dict[str, str]:
+    """Parameter that the model ties -> the one it is tied to."""
+    tied = {}
     for target, origin in weight_map.tied.items():
         if origin in params and (target not in params or params[target] is params[origin]):
-            shared[target] = origin
-    owners: dict[int, str] = {id(params[name]): name for name in params if name not in shared}
+            tied[target] = origin
+    owners: dict[int, str] = {id(params[name]): name for name in params if name not in tied}
     for name, tensor in params.items():
-        if name not in shared and owners[id(tensor)] != name:
+        if name not in tied and owners[id(tensor)] != name:
             raise AssertionError(f"{name} shares a parameter that the weight map does not name in `tied`")
-    return shared
+    return tied
 
 
 def _pieces(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class WeightReport:
-    """Every checkpoint tensor is in `num_used`, `ignored` or `tied`; every parameter was filled once."""
+    """Every checkpoint tensor is in `num_used`, `ignored` or `tied`; every parameter was filled once, or is shared."""
 
     source: str
     num_parameters: int
@@ -23,6 +23,8 @@ class WeightReport:
     bytes_loaded: int
     """Bytes of all parameters on this rank."""
     seconds: float
+    shared: tuple[str, ...] = ()
+    """Parameters of a draft that are its target's; not counted above."""
 
     def lines(self) -> list[str]:
         """The report for people, one fact per line."""
@@ -37,6 +39,8 @@ class WeightReport:
             out.append(f"weights: {len(names)} tensors ignored ({reason}): {first_names(names)}")
         if self.tied:
             out.append(f"weights: {first_names(self.tied)} repeats a tied parameter (equal)")
+        if self.shared:
+            out.append(f"weights: {len(self.shared)} parameters shared with the target: {first_names(self.shared)}")
         return out
 
 
