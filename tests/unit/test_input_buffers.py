@@ -16,12 +16,12 @@ SPEC = KVCacheSpec(
         CacheGroupSpec(kind=CacheKind.RECURRENT, layers=("b",), tensors=(), block_size=0, max_blocks_per_seq=1),
     )
 )
-ALL = Field.KV_CSR | Field.NUM_ACCEPTED
+ALL = Field.KV_CSR | Field.NUM_ACCEPTED | Field.HIDDEN_INDICES | Field.ENCODER_INDICES
 JUNK = -777
 
 
 def _buffers(*, static: bool = True) -> InputBuffers:
-    return InputBuffers(LIMITS, SPEC, ALL, 5, torch.device("cpu"), static=static)
+    return InputBuffers(LIMITS, SPEC, ALL, 5, torch.device("cpu"), static=static, on_host=True)
 
 
 def _fill(buffers: InputBuffers, buffer_set: int, counts: BatchCounts, value: int) -> None:

@@ -126,7 +126,7 @@ def test_eager_runner_without_tokens() -> None:
 def test_eager_runner_reports_that_it_captures_nothing() -> None:
     report = WarmUpReport()
     spec = KVCacheSpec(groups=())
-    inputs = InputBuffers(LIMITS, spec, Field.REQUIRED, 3, torch.device("cpu"), static=False)
+    inputs = InputBuffers(LIMITS, spec, Field.REQUIRED, 3, torch.device("cpu"), static=False, on_host=True)
     ToyHardware().create_runner(RecordingModel([]), [], LIMITS, BreakPoints()).warm_up(report, inputs)
     assert report.captured == [] and set(report.eager) == {"decode", "mixed"}
 

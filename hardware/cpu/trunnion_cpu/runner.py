@@ -81,7 +81,6 @@ class TapedRunner(Runner):
     def run(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Play the bucket's tapes, or run the model."""
         self.plan(step)
-        inputs = step.device
         body, head = self._bodies.get(bucket.num_tokens), self._heads.get(bucket.num_logits)
         if bucket.mode is Mode.PIECEWISE and body is not None and (head is not None or bucket.num_logits == 0):
             hidden = body()
@@ -89,8 +88,8 @@ class TapedRunner(Runner):
             self.counters.replays += 1
             return hidden, rows
         self.counters.eager["no tokens" if not bucket.num_tokens else self._why_eager] += 1
-        hidden = self.model.forward(inputs.input_ids, inputs.positions)
-        return hidden, self.head(hidden.index_select(0, inputs.logits_indices))
+        hidden = self.forward(step)
+        return hidden, self.head(hidden.index_select(0, step.device.logits_indices))
 
     def close(self) -> None:
         self._bodies.clear()
@@ -105,7 +104,7 @@ class TapedRunner(Runner):
         self._breaks.attach(recorder)
         try:
             with recorder:
-                hidden = self.model.forward(step.device.input_ids, step.device.positions)
+                hidden = self.forward(step)
         finally:
             self._breaks.detach()
         self._bodies[num_tokens] = recorder.play(hidden)

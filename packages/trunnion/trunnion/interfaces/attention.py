@@ -93,6 +93,8 @@ class StepInputs:
     device: BatchTensors
     in_full_graph: bool = False
     """Groups run inside the graph: each of the device's requests, padding included, has `T / B` tokens."""
+    hidden_states: torch.Tensor | None = None
+    """Of a draft: the hidden states that go with the device's tokens, [T, hidden_size], always at the same address."""
 
 
 class Group(ABC):

@@ -57,6 +57,11 @@ class Hardware(ABC):
         offered = ", ".join(offer.value for offer in self.execution_modes) or "none"
         raise ValueError(f"hardware {self.name!r} cannot be limited to {mode.value!r}; it offers {offered}")
 
+    @property
+    def uses_host_memory(self) -> bool:
+        """Whether the device works on the host's own memory: then lent buffers need no upload, and are not pinned."""
+        return self.device_type == "cpu"
+
     def check_environment(self) -> Sequence[EnvironmentProblem]:
         """Versions, drivers and compilers this package needs; never raises."""
         return ()

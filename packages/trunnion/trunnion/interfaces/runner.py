@@ -14,7 +14,7 @@ import torch
 
 from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import Group, StepInputs
-from trunnion.interfaces.model import Model, output_head
+from trunnion.interfaces.model import DraftModel, Model, output_head
 
 
 class Mode(str, Enum):
@@ -81,6 +81,7 @@ class Runner(ABC):
     def __init__(self, model: Model, groups: Sequence[Group], limits: Limits) -> None:
         self.model = model
         self.head = output_head(model)
+        self._draft = model if isinstance(model, DraftModel) else None
         self.groups = tuple(groups)
         self.limits = limits
         self.counters = RunnerCounters()
@@ -103,6 +104,14 @@ class Runner(ABC):
 
         Rows are the bucket's; those of the step come first. Without rows asked for, the output may have any width.
         """
+
+    def forward(self, step: StepInputs) -> torch.Tensor:
+        """Call the model on the step's device tensors -> hidden states [T, H]; what a runner captures as its body."""
+        inputs = step.device
+        if self._draft is None:
+            return self.model.forward(inputs.input_ids, inputs.positions)  # type: ignore[call-arg]
+        assert step.hidden_states is not None, "a step of a draft has hidden states"
+        return self._draft.forward(inputs.input_ids, inputs.positions, step.hidden_states)
 
     def plan(self, step: StepInputs) -> None:
         """Plan every group, once per step, and count it."""

@@ -26,6 +26,5 @@ class EagerRunner(Runner):
         """One step -> (hidden [T, hidden_size], output rows [N, width])."""
         self.counters.eager[REASON] += 1
         self.plan(step)
-        inputs = step.device
-        hidden = self.model.forward(inputs.input_ids, inputs.positions)
-        return hidden, self.head(hidden.index_select(0, inputs.logits_indices))
+        hidden = self.forward(step)
+        return hidden, self.head(hidden.index_select(0, step.device.logits_indices))

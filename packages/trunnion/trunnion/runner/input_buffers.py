@@ -23,6 +23,7 @@ from trunnion.contract import (
 from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.runner import Bucket, Mode
+from trunnion.runner.hidden_states import HiddenStates
 
 _ALIGNMENT = 16
 """int32 elements: fields start on 64-byte boundaries."""
@@ -155,7 +156,9 @@ def iterate_fields(tensors: BatchTensors) -> Iterator[tuple[str, torch.Tensor]]:
 class FieldBlock:
     """All fields of a batch in one flat int32 block: a copy of the block's head copies every field but the tables."""
 
-    def __init__(self, layouts: list[FieldLayout], num_groups: int, device: torch.device) -> None:
+    def __init__(
+        self, layouts: list[FieldLayout], num_groups: int, device: torch.device, *, pinned: bool = False
+    ) -> None:
         self.layouts = layouts
         offsets, end = [], 0
         self.head_end = 0
@@ -164,7 +167,6 @@ class FieldBlock:
             end += -(-layout.numel // _ALIGNMENT) * _ALIGNMENT
             if not layout.is_table:
                 self.head_end = end
-        pinned = device.type == "cpu" and torch.accelerator.is_available()
         self.storage = torch.zeros(end, dtype=torch.int32, device=device, pin_memory=pinned)
         self.fields = {
             layout.name: self.storage[offset : offset + layout.numel].view(layout.shape)
@@ -179,8 +181,10 @@ class BufferSet(FieldBlock):
     On a device that is the host, an eager runner's groups and model read these very tensors.
     """
 
-    def __init__(self, layouts: list[FieldLayout], num_groups: int, limits: Limits, output_width: int) -> None:
-        super().__init__(layouts, num_groups, torch.device("cpu"))
+    def __init__(
+        self, layouts: list[FieldLayout], num_groups: int, limits: Limits, output_width: int, *, pinned: bool
+    ) -> None:
+        super().__init__(layouts, num_groups, torch.device("cpu"), pinned=pinned)
         self._arrays = {name: field.numpy() for name, field in self.fields.items()}
         self.counts = torch.zeros(len(COUNT_FIELDS), dtype=torch.int64)
         self._counts_view = memoryview(self.counts.numpy())
@@ -297,28 +301,36 @@ class InputBuffers:
         device: torch.device,
         *,
         static: bool,
+        on_host: bool,
         num_position_axes: int = 1,
+        hidden_states: HiddenStates | None = None,
         kept_views: int = 64,
     ) -> None:
         layouts = field_layouts(limits, spec, required, num_position_axes)
         self._num_groups = len(spec.groups)
         self._kept_views = kept_views
-        self.sets = [BufferSet(layouts, self._num_groups, limits, output_width) for _ in range(NUM_BUFFER_SETS)]
-        needs_device = static or device.type != "cpu"
+        self.hidden_states = hidden_states
+        self.sets = [
+            BufferSet(layouts, self._num_groups, limits, output_width, pinned=not on_host)
+            for _ in range(NUM_BUFFER_SETS)
+        ]
+        needs_device = static or not on_host
         self.device_block = FieldBlock(layouts, self._num_groups, device) if needs_device else None
         self._views: dict[tuple[int, Rows], BatchTensors] = {}
         self._outputs: dict[tuple[int, int], torch.Tensor] = {}
 
     def stage(self, buffer_set: int, counts: BatchCounts, bucket: Bucket) -> StepInputs:
         """The step in `buffer_set`, padded to `bucket` and uploaded."""
-        lent = self.sets[buffer_set]
+        lent, hidden = self.sets[buffer_set], None
+        if self.hidden_states is not None:
+            hidden = self.hidden_states.first(bucket.num_tokens)
         host = self._cut(buffer_set, lent, (counts.num_tokens, counts.num_reqs, counts.num_logits))
         if self.device_block is None:
-            return StepInputs(counts, host, host)
+            return StepInputs(counts, host, host, hidden_states=hidden)
         lent.pad(counts, bucket)
         self._upload(lent, self.device_block, counts, bucket)
         device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits))
-        return StepInputs(counts, host, device, bucket.mode is Mode.FULL)
+        return StepInputs(counts, host, device, bucket.mode is Mode.FULL, hidden)
 
     def output_rows(self, buffer_set: int, rows: int) -> torch.Tensor:
         """The set's output rows `[0, rows)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,17 +22,19 @@ from trunnion.contract import (
     Limits,
     MemoryProfile,
     OutputKind,
-    Role,
     WarmUpReport,
 )
 from trunnion.errors import BatchRefused, UnsupportedError
 from trunnion.hf_config import checkpoint_dtype
+from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Fence, Hardware
-from trunnion.interfaces.model import CausalLM, PoolingModel, output_kind
+from trunnion.interfaces.model import CausalLM, DraftModel, ModelConfig, PoolingModel, output_kind
 from trunnion.interfaces.runner import RunnerCounters
+from trunnion.runner import draft
 from trunnion.runner.groups import BoundGroups
+from trunnion.runner.hidden_states import HiddenStates
 from trunnion.runner.input_buffers import NUM_BUFFER_SETS, BufferSet, InputBuffers
 from trunnion.weights.checkpoint import open_checkpoint
 from trunnion.weights.loader import load_weights
@@ -55,35 +58,45 @@ class ModelExecutor:
         parallel: ParallelGroup,
         breaks: BreakPoints,
         model: torch.nn.Module,
-        vocab_size: int,
+        model_config: ModelConfig,
+        dtype: torch.dtype,
         weight_report: WeightReport,
+        target: ModelExecutor | None = None,
     ) -> None:
         kinds = isinstance(model, CausalLM), isinstance(model, PoolingModel)
         assert sum(kinds) == 1, f"{type(model).__name__} is not one of CausalLM and PoolingModel"
+        assert isinstance(model, DraftModel) == (target is not None), "a draft has a target"
         self.config = config
         self.limits = config.limits
         self.weight_report = weight_report
-        self.vocab_size = vocab_size
+        self.vocab_size = model_config.vocab_size
         self.output_kind = output_kind(model)
-        self.output_width = model.embedding_size if isinstance(model, PoolingModel) else vocab_size
+        self.output_width = model.embedding_size if isinstance(model, PoolingModel) else self.vocab_size
         """Columns of an output row."""
         self.num_position_axes = 1
         self.encoder_patch_dim = 0
         """Columns of an image's patches; 0 = the model takes no images."""
         self._hardware = hardware
         self._parallel = parallel
+        self._breaks = breaks
         self._model = model
+        self._target = target
+        rows = config.limits.max_num_tokens, model_config.hidden_size, dtype, device
+        self.hidden = HiddenStates(*rows) if config.keep_hidden or target is not None else None
+        """Hidden states of the last step, by the row of its tokens, for a draft; None where they are not kept."""
         self._groups = BoundGroups(model, hardware, device, config.limits, breaks)
         self._device = device
         self._runner = hardware.create_runner(model, self._groups.groups, config.limits, breaks)
         self._inputs = InputBuffers(
             config.limits,
             self._groups.cache_spec,
-            self._groups.required_fields,
+            self.required_fields(),
             self.output_width,
             device,
             static=self._runner.static_inputs,
+            on_host=hardware.uses_host_memory,
             num_position_axes=self.num_position_axes,
+            hidden_states=None if target is None else HiddenStates(*rows),
         )
         self._caches: list[LayerCaches] | None = None
         self._steps = 0
@@ -101,21 +114,30 @@ class ModelExecutor:
         Raises:
             UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
         """
-        if config.role is Role.DRAFT or config.keep_hidden or share_with is not None:
-            raise UnsupportedError("drafts are not supported: role must be target, without keep_hidden and share_with")
+        draft.check_role(config, share_with)
+        if share_with is not None:
+            hardware = share_with._hardware
         hardware = registry.hardware(config.hardware) if hardware is None else hardware
         problems = [problem for problem in hardware.check_environment() if problem.fatal]
         if problems:
             first = problems[0]
             raise UnsupportedError(f"{first.what}: found {first.found}, {hardware.name} needs {first.needed}")
         checkpoint = open_checkpoint(config.model)
-        model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
+        if share_with is None:
+            model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
+        else:
+            model_class = registry.draft_class(checkpoint.config)
         model_config = model_class.config_class.from_hf(checkpoint.config)
         _check_reach(config.limits, model_config.max_model_len)
         device = hardware.initialize(config.device_index)
         dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
-        breaks = BreakPoints()
-        parallel = _join(hardware, config, breaks)
+        if share_with is None:
+            breaks = BreakPoints()
+            parallel = _join(hardware, config, breaks)
+        else:
+            # Its ranks are together already, and what is shared has its break points there.
+            draft.check_model(model_config, dtype, share_with)
+            breaks, parallel = share_with._breaks, share_with._parallel
         ctx = BuildContext(
             hardware=hardware,
             dtype=dtype,
@@ -126,9 +148,15 @@ class ModelExecutor:
         with torch.device("meta"):
             model = model_class(model_config, ctx)
         report = load_weights(
-            model, checkpoint.source, model_class.weight_map, dtype=dtype, device=device, progress=config.progress
+            model,
+            checkpoint.source,
+            model_class.weight_map,
+            dtype=dtype,
+            device=device,
+            progress=config.progress,
+            shared_modules=() if share_with is None else draft.share_modules(model, share_with._model),
         )
-        return cls(config, hardware, device, parallel, breaks, model.eval(), model_config.vocab_size, report)
+        return cls(config, hardware, device, parallel, breaks, model.eval(), model_config, dtype, report, share_with)
 
     # Questions the host asks before it allocates.
 
@@ -148,11 +176,14 @@ class ModelExecutor:
 
     def required_fields(self) -> Field:
         """Metadata the backends read beyond the required fields; the host builds exactly these."""
-        return self._groups.required_fields
+        return self._groups.required_fields | (Field.REQUIRED if self._target is None else Field.HIDDEN_INDICES)
 
     def memory_profile(self) -> MemoryProfile:
-        """Upper bounds in bytes, caches not included."""
-        return self._hardware.memory_profile(self._model, self.limits.max_num_tokens, self.limits.max_logits_rows)
+        """Upper bounds in bytes, caches not included, and neither what a draft shares with its target."""
+        profile = self._hardware.memory_profile(self._model, self.limits.max_num_tokens, self.limits.max_logits_rows)
+        shared = 0 if self._target is None else draft.shared_bytes(self._model)
+        hidden = sum(states.nbytes for states in (self.hidden, self._inputs.hidden_states) if states is not None)
+        return dataclasses.replace(profile, weights=profile.weights - shared, workspaces=profile.workspaces + hidden)
 
     @property
     def counters(self) -> RunnerCounters:
@@ -260,15 +291,21 @@ class ModelExecutor:
                 self._in_flight[buffer_set] = None
 
     def close(self) -> None:
-        """Leave the group of ranks and drop what was captured."""
+        """Leave the group of ranks, which a draft leaves to its target, and drop what was captured."""
         self._runner.close()
-        self._parallel.collectives.close()
+        if self._target is None:
+            self._parallel.collectives.close()
 
     def _run(self, buffer_set: int, counts: BatchCounts) -> ForwardOutput:
         if self._caches is None:
             raise BatchRefused("execute comes after bind_kv_cache")
         bucket = self._runner.select(counts)
-        _, rows = self._runner.run(self._inputs.stage(buffer_set, counts, bucket), bucket)
+        step = self._inputs.stage(buffer_set, counts, bucket)
+        if self._target is not None:
+            self._take_hidden(step)
+        hidden, rows = self._runner.run(step, bucket)
+        if self.hidden is not None:
+            self.hidden.keep(hidden)
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
         output = self._inputs.output_rows(buffer_set, counts.num_logits)
         if counts.num_logits:
@@ -280,6 +317,13 @@ class ModelExecutor:
         if self.output_kind is OutputKind.POOLED:
             return ForwardOutput(pooled=output, fence=self._steps)
         return ForwardOutput(logits=output, fence=self._steps)
+
+    def _take_hidden(self, step: StepInputs) -> None:
+        """Give a draft's tokens the hidden states they ask for, of the target's last step or of the draft's own."""
+        assert self._target is not None and self._inputs.hidden_states is not None, "a draft has both"
+        source = self.hidden if step.counts.hidden_source else self._target.hidden
+        assert source is not None and step.device.hidden_indices is not None, "a draft asks for hidden_indices"
+        self._inputs.hidden_states.take(source, step.device.hidden_indices)
 
     def _check_items(self, items: Sequence[EncoderItem]) -> None:
         if items and not self.encoder_patch_dim:
@@ -298,6 +342,8 @@ class ModelExecutor:
             "max_seq_len": self.limits.max_model_len,
             "max_query_len": self.limits.max_num_tokens,
             "num_decodes": counts.num_reqs,
+            "decode_query_len": self.limits.max_decode_query_len,
+            "hidden_source": 0 if self._target is None else 1,
         }
         for name, bound in bounds.items():
             value = getattr(counts, name)
