@@ -6,6 +6,7 @@ freed blocks become NaN again, and what a step does not use of the lent buffers 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -63,10 +64,14 @@ class Pool:
         if self.users[block]:
             return
         del self.users[block]
+        self.poison(block)
+        self.free.append(block)
+
+    def poison(self, block: int) -> None:
+        """NaN in all tensors of a block."""
         for layer in self.caches:
             for tensor in layer.values():
                 tensor[block].fill_(torch.nan)
-        self.free.append(block)
 
 
 @dataclass
@@ -77,12 +82,20 @@ class Request:
     computed: int = 0
     """Tokens whose K/V lie in the cache."""
     blocks: list[list[int]] = field(default_factory=list)
-    """Per group: blocks from `kv_start` on; one state for a recurrent group."""
+    """Per group: blocks from `kv_start` on; the states of a recurrent group."""
     kv_start: list[int] = field(default_factory=list)
+    column: int = 0
+    """Which of its states holds what was computed last, in every recurrent group."""
 
     @property
     def remaining(self) -> int:
         return len(self.tokens) - self.computed
+
+    def refuse(self, count: int) -> None:
+        """Take back the last `count` tokens of a decode of several tokens."""
+        assert count <= self.column or not count, "at least one token of a decode stays"
+        self.computed -= count
+        self.column -= count
 
 
 @dataclass(frozen=True)
@@ -93,10 +106,18 @@ class Chunk:
     count: int
     rows: tuple[int, ...] | None = None
     """None means all."""
+    placeholders: int = 0
+    """So many of the last tokens are none: they are computed, but have no slot."""
 
     @property
     def wanted(self) -> tuple[int, ...]:
         return tuple(range(self.count)) if self.rows is None else self.rows
+
+    def advance(self, query_len: int) -> None:
+        """Note that the chunk was computed, in a step whose decodes have `query_len` tokens."""
+        self.request.computed += self.count
+        self.request.column = self.count - 1 if self.count == query_len else 0
+        self.request.refuse(self.placeholders)
 
 
 class HostDouble:
@@ -109,6 +130,7 @@ class HostDouble:
         executor.bind_kv_cache([pool.caches for pool in self.pools])
         executor.warm_up()
         self.steps = 0
+        self.first_rows: list[int] = []
 
     def reset(self, seed: int) -> None:
         """Forget every request."""
@@ -122,8 +144,14 @@ class HostDouble:
 
     def add(self, tokens: Sequence[int]) -> Request:
         """A request with nothing cached."""
-        states = [[pool.take()] if pool.is_recurrent else [] for pool in self.pools]
-        return Request(tokens=tokens, blocks=states, kv_start=[0] * len(self.pools))
+        return Request(tokens=tokens, blocks=self._take_states(), kv_start=[0] * len(self.pools))
+
+    def _take_states(self) -> list[list[int]]:
+        """Per group: all states that a request will ever have; no blocks yet."""
+        return [
+            [pool.take() for _ in range(pool.spec.max_blocks_per_seq)] if pool.is_recurrent else []
+            for pool in self.pools
+        ]
 
     def fork(self, source: Request, tokens: Sequence[int], cached: int) -> Request:
         """A prefix-cache hit: the first `cached` tokens of `tokens` come from `source`'s blocks, whole ones only.
@@ -146,9 +174,9 @@ class HostDouble:
         for pool, blocks in zip(self.pools, request.blocks, strict=True):
             for block in blocks:
                 pool.drop(block)
-        request.blocks = [[pool.take()] if pool.is_recurrent else [] for pool in self.pools]
+        request.blocks = self._take_states()
         request.kv_start = [0] * len(self.pools)
-        request.computed = 0
+        request.computed = request.column = 0
 
     def finish(self, request: Request) -> None:
         """Free what a request holds."""
@@ -157,24 +185,29 @@ class HostDouble:
                 pool.drop(block)
         request.blocks = []
 
-    def step(self, chunks: Iterable[Chunk]) -> list[torch.Tensor]:
-        """One step; returns the wanted logits [rows, vocab_size] of each chunk, in the order given."""
+    def step(self, chunks: Iterable[Chunk], query_len: int = 1) -> list[torch.Tensor]:
+        """One step; returns the wanted logits [rows, vocab_size] of each chunk, in the order given.
+
+        Chunks of `query_len` tokens are decodes. `first_rows` says afterwards where the chunks lay.
+        """
         given = list(chunks)
-        order = sorted(range(len(given)), key=lambda index: given[index].count != 1)
+        order = sorted(range(len(given)), key=lambda index: given[index].count != query_len)
         batch = [given[index] for index in order]
         for chunk in batch:
             self._reserve(chunk)
         buffer_set = self.steps % len(self.executor.input_buffers())
         self.steps += 1
-        num_logits = self._fill(buffer_set, batch)
+        num_logits = self._fill(buffer_set, batch, query_len)
         output = self.executor.execute_set(buffer_set)
         self.executor.wait(output.fence)
         lent = output.logits if output.pooled is None else output.pooled
         assert lent is not None and lent.dtype == torch.float32, "the contract's output rows are float32"
         rows = lent.cpu().clone()
         assert rows.shape[0] == num_logits, f"asked for {num_logits} rows of logits, got {rows.shape[0]}"
+        starts = list(itertools.accumulate((chunk.count for chunk in batch), initial=0))
+        self.first_rows = [starts[order.index(index)] for index in range(len(given))]
         for chunk in batch:
-            chunk.request.computed += chunk.count
+            chunk.advance(query_len)
         parts = rows.split([len(chunk.wanted) for chunk in batch])
         return [parts[order.index(index)] for index in range(len(given))]
 
@@ -195,7 +228,7 @@ class HostDouble:
             while request.kv_start[index] + len(blocks) * size < end:
                 blocks.append(pool.take())
 
-    def _fill(self, buffer_set: int, batch: Sequence[Chunk]) -> int:
+    def _fill(self, buffer_set: int, batch: Sequence[Chunk], query_len: int = 1) -> int:
         """Write the batch into the lent buffers; returns how many rows of logits it asks for."""
         buffers = self.executor.input_buffers()[buffer_set]
         buffers.storage.fill_(JUNK)
@@ -212,21 +245,33 @@ class HostDouble:
         _write(tensors.logits_indices, wanted)
         for index, pool in enumerate(self.pools):
             if pool.is_recurrent:
-                _write(tensors.groups[index].state_indices[:, 0], [chunk.request.blocks[index][0] for chunk in batch])
-                _write(tensors.groups[index].has_initial_state, [int(chunk.request.computed > 0) for chunk in batch])
+                self._fill_states(tensors.groups[index], index, batch)
             else:
                 self._fill_paged(tensors.groups[index], index, batch, spans)
         counts = BatchCounts(
             num_tokens=starts[-1],
             num_reqs=len(batch),
             num_logits=len(wanted),
-            num_decodes=sum(chunk.count == 1 for chunk in batch),
-            decode_query_len=1,
+            num_decodes=sum(chunk.count == query_len for chunk in batch),
+            decode_query_len=query_len,
             max_query_len=max((chunk.count for chunk in batch), default=0),
             max_seq_len=max((span.stop for span in spans), default=0),
         )
         buffers.counts.copy_(torch.tensor([getattr(counts, name) for name in COUNT_FIELDS]))
         return len(wanted)
+
+    def _fill_states(self, group: GroupTensors, index: int, batch: Sequence[Chunk]) -> None:
+        """A request that starts from nothing keeps junk for `num_accepted`; states that are not chosen become NaN."""
+        assert group.state_indices is not None, "recurrent groups have states"
+        for row, chunk in enumerate(batch):
+            request = chunk.request
+            _write(group.state_indices[row], request.blocks[index])
+            if request.computed and group.num_accepted is not None:
+                group.num_accepted[row] = request.column + 1
+            for column, state in enumerate(request.blocks[index]):
+                if column != request.column:
+                    self.pools[index].poison(state)
+        _write(group.has_initial_state, [int(chunk.request.computed > 0) for chunk in batch])
 
     def _fill_paged(self, group: GroupTensors, index: int, batch: Sequence[Chunk], spans: Sequence[range]) -> None:
         size = self.pools[index].spec.block_size
@@ -236,7 +281,7 @@ class HostDouble:
             blocks, start = request.blocks[index], request.kv_start[index]
             for position in span:
                 block, offset = divmod(position - start, size)
-                slots.append(blocks[block] * size + offset)
+                slots.append(blocks[block] * size + offset if position < span.stop - chunk.placeholders else -1)
             assert group.block_table is not None, "paged groups have a block table"
             group.block_table[row].zero_()
             _write(group.block_table[row], blocks)

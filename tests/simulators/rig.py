@@ -14,7 +14,7 @@ from trunnion_sim.hardware import SimHardware
 from trunnion_sim.runner import GraphRunner
 
 from trunnion.config import ExecutorConfig
-from trunnion.contract import COUNT_FIELDS, ForwardOutput, Limits
+from trunnion.contract import ForwardOutput, Limits
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_models.card import Card
 
@@ -34,28 +34,19 @@ class DraftHost(HostDouble):
         with self._transfers:
             return self.executor.execute_set(buffer_set)
 
-    def launch(self, chunks: Sequence[Chunk], *, without_slot: Sequence[int] = ()) -> tuple[torch.Tensor, int]:
+    def launch(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, int]:
         """Start a step and return its output rows, which are not there yet, and its fence.
 
-        All chunks have the same number of tokens and stay in the order given. The last `without_slot[i]` tokens of
-        chunk i are placeholders.
+        All chunks have the same number of tokens and stay in the order given.
         """
         for chunk in chunks:
             self._reserve(chunk)
         buffer_set = self.steps % len(self.executor.input_buffers())
         self.steps += 1
-        self._fill(buffer_set, chunks)
-        buffers = self.executor.input_buffers()[buffer_set]
-        counts = dict(zip(COUNT_FIELDS, buffers.counts.tolist(), strict=True))
-        counts.update(num_decodes=len(chunks), decode_query_len=chunks[0].count)
-        buffers.counts.copy_(torch.tensor(list(counts.values())))
-        for index, missing in enumerate(without_slot):
-            for group in buffers.tensors.groups:
-                if missing and group.slot_mapping is not None:
-                    group.slot_mapping[(index + 1) * chunks[0].count - missing : (index + 1) * chunks[0].count] = -1
+        self._fill(buffer_set, chunks, chunks[0].count)
         output = self.execute(buffer_set)
         for chunk in chunks:
-            chunk.request.computed += chunk.count
+            chunk.advance(chunks[0].count)
         rows = output.logits if output.pooled is None else output.pooled
         assert rows is not None, "an executor has one kind of output"
         return rows, output.fence
@@ -73,6 +64,7 @@ class Rig:
         max_num_seqs: int = 8,
         max_num_tokens: int = 24,
         max_logits_rows: int = 24,
+        max_decode_query_len: int = 3,
         seed: int = 0,
         **parallel: Any,
     ) -> None:
@@ -83,6 +75,7 @@ class Rig:
             max_model_len=card.max_model_len,
             max_logits_rows=max_logits_rows,
             block_size=card.block_size,
+            max_decode_query_len=max_decode_query_len,
         )
         config = ExecutorConfig(model=folder, hardware="sim", limits=limits, dtype="float32", **parallel)
         self.executor = ModelExecutor.create(config, hardware)

@@ -55,17 +55,17 @@ def test_fewer_rows_than_before_see_nothing_of_them(card: Card, mode: Mode, rigs
 
 
 def verify(rig: Rig) -> torch.Tensor:
-    """Uniform steps of three tokens, some of whose drafts came out short; a recurrent state cannot be taken back."""
+    """Uniform steps of three tokens, some of whose drafts came out short, and others were refused."""
     requests = rig.requests(6, 30)
     rows = rig.prefill(requests, 7)
     for _ in range(3):
         for batch, missing in ((requests, (0, 1, 2, 0, 2, 1)), (requests[1:4], (0, 0, 1))):
-            short = [0 if rig.host.has_recurrent else count for count in missing]
-            output, fence = rig.host.launch([Chunk(request, 3) for request in batch], without_slot=short)
+            chunks = [Chunk(request, 3, placeholders=count) for request, count in zip(batch, missing, strict=True)]
+            output, fence = rig.host.launch(chunks)
             rig.executor.wait(fence)
-            for index, (request, count) in enumerate(zip(batch, short, strict=True)):
+            for index, (request, count) in enumerate(zip(batch, missing, strict=True)):
                 rows.append(output[3 * index : 3 * (index + 1) - count].clone())
-                request.computed -= count
+                request.refuse(rig.rng.randrange(3 - count))
     return torch.cat(rows)
 
 

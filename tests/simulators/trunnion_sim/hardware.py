@@ -24,7 +24,6 @@ class SimHardware(ReferenceHardware):
 
     Args:
         mode: how far its runners go; see `Hardware.limited_to`.
-        decode_query_lens: tokens per request of steps with full graphs: 1, and 1 + k for drafts of k.
         late: graphs run when somebody waits for them, not when they are launched.
     """
 
@@ -32,17 +31,14 @@ class SimHardware(ReferenceHardware):
     device_type = "cpu"
     execution_modes = (Mode.EAGER, Mode.PIECEWISE, Mode.FULL)
 
-    def __init__(
-        self, mode: Mode = Mode.FULL, decode_query_lens: Sequence[int] = (1, 3), *, late: bool = False
-    ) -> None:
+    def __init__(self, mode: Mode = Mode.FULL, *, late: bool = False) -> None:
         self.mode = mode
-        self.decode_query_lens = tuple(decode_query_lens)
         self.stream = SimulatedStream(late=late)
         self.pools: list[SimulatedPool] = []
         """One per runner, in the order they were made."""
 
     def limited_to(self, mode: Mode) -> SimHardware:
-        return SimHardware(mode, self.decode_query_lens, late=self.stream.late)
+        return SimHardware(mode, late=self.stream.late)
 
     def initialize(self, device_index: int) -> torch.device:
         if device_index != 0:
@@ -57,9 +53,10 @@ class SimHardware(ReferenceHardware):
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         if self.mode is Mode.EAGER:
             return super().create_runner(model, groups, limits, breaks)
-        lengths = self.decode_query_lens if self.mode is Mode.FULL else ()
         self.pools.append(SimulatedPool())
-        return GraphRunner(model, groups, limits, breaks, self.pools[-1], self.stream, lengths)
+        return GraphRunner(
+            model, groups, limits, breaks, self.pools[-1], self.stream, full_graphs=self.mode is Mode.FULL
+        )
 
     def record_fence(self, buffer_set: int) -> Fence | None:
         return self.stream.record() if self.stream.late else None

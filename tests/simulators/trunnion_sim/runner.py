@@ -46,21 +46,22 @@ class GraphRunner(Runner):
         breaks: BreakPoints,
         pool: SimulatedPool,
         stream: SimulatedStream,
-        decode_query_lens: Sequence[int],
+        *,
+        full_graphs: bool,
     ) -> None:
         super().__init__(model, groups, limits)
         reasons = [type(group).why_not_captured(group.spec) for group in self.groups]
         self._why_not_full = next((reason for reason in reasons if reason is not None), None)
         self.pool = pool
-        self.buckets = Buckets(limits, decode_query_lens if self._why_not_full is None else ())
+        self.buckets = Buckets(limits, None if full_graphs and self._why_not_full is None else ())
         self._breaks = breaks
         self._stream = stream
         self._capture = SimulatedCapture(pool, stream)
         self._full: dict[tuple[int, int], FullGraph] = {}
-        self._bodies: dict[int, ReplayList] = {}
+        self._bodies: dict[int, tuple[ReplayList, torch.Tensor]] = {}
         self._heads: dict[int, tuple[ReplayList, torch.Tensor]] = {}
         self._hidden = torch.empty(0)
-        self._no_logits = torch.empty(0)
+        self._no_rows = torch.empty(0)
 
     def select(self, counts: BatchCounts) -> Bucket:
         return self.buckets.select(counts)
@@ -71,10 +72,10 @@ class GraphRunner(Runner):
         # Graphs of an earlier warm-up go, and with them what they had to have.
         self._capture = SimulatedCapture(self.pool, self._stream)
         self._hidden = self._make_hidden(inputs)
-        self._no_logits = self._hidden[:0]
+        self._no_rows = self._hidden[:0]
         for num_tokens in reversed(self.buckets.tokens):
             self._bodies[num_tokens] = self._capture_body(num_tokens, inputs)
-            report.captured.append(f"{num_tokens} tokens, {self._bodies[num_tokens].num_breaks} breaks")
+            report.captured.append(f"{num_tokens} tokens, {self._bodies[num_tokens][0].num_breaks} breaks")
         for num_logits in reversed(self.buckets.logits):
             self._heads[num_logits] = self._capture_head(num_logits, inputs)
             report.captured.append(f"{num_logits} rows of logits")
@@ -102,13 +103,14 @@ class GraphRunner(Runner):
                 raise LookupError(f"no full graph for {bucket}; captured: {sorted(self._full)}")
             found.graph.replay()
             return found.hidden, found.logits
+        hidden = logits = self._no_rows
         if bucket.num_tokens:
-            _found(self._bodies, bucket.num_tokens, "tokens").replay()
-        logits = self._no_logits
+            body, hidden = _found(self._bodies, bucket.num_tokens, "tokens")
+            body.replay()
         if bucket.num_logits:
             head, logits = _found(self._heads, bucket.num_logits, "rows of logits")
             head.replay()
-        return self._hidden, logits
+        return hidden, logits
 
     def close(self) -> None:
         self._full.clear()
@@ -118,14 +120,14 @@ class GraphRunner(Runner):
     def _make_hidden(self, inputs: StepSource) -> torch.Tensor:
         """Room for the hidden states of the largest step, by the example of the smallest one."""
         bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=1, num_reqs=0, num_logits=0)
-        example = self._forward(self._stage(bucket, inputs))
+        example = self.forward(self._stage(bucket, inputs))
         return example.new_zeros(self.limits.max_num_tokens, example.shape[1])
 
-    def _capture_body(self, num_tokens: int, inputs: StepSource) -> ReplayList:
+    def _capture_body(self, num_tokens: int, inputs: StepSource) -> tuple[ReplayList, torch.Tensor]:
         bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=num_tokens, num_reqs=0, num_logits=0)
         step, hidden = self._stage(bucket, inputs), self._hidden[:num_tokens]
-        graph, _ = self._record(lambda: hidden.copy_(self._forward(step)), BreakKind)
-        return graph
+        graph, _ = self._record(lambda: hidden.copy_(self.forward(step)), BreakKind)
+        return graph, hidden
 
     def _capture_head(self, num_logits: int, inputs: StepSource) -> tuple[ReplayList, torch.Tensor]:
         bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=0, num_reqs=0, num_logits=num_logits)
@@ -137,7 +139,7 @@ class GraphRunner(Runner):
         hidden = self._hidden[: bucket.num_tokens]
 
         def forward() -> torch.Tensor:
-            hidden.copy_(self._forward(step))
+            hidden.copy_(self.forward(step))
             return self._logits(hidden, step.device.logits_indices)
 
         graph, logits = self._record(forward, {BreakKind.COLLECTIVE})
@@ -153,9 +155,6 @@ class GraphRunner(Runner):
         self, forward: Callable[[], torch.Tensor], kinds: Collection[BreakKind]
     ) -> tuple[ReplayList, torch.Tensor]:
         return GraphBreaker(self._breaks, self._capture, kinds).record(forward)
-
-    def _forward(self, step: StepInputs) -> torch.Tensor:
-        return self.model.forward(step.device.input_ids, step.device.positions)
 
     def _logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         return self.head(hidden.index_select(0, indices))

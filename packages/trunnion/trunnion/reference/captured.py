@@ -14,7 +14,7 @@ from trunnion.contract import BatchTensors
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.mla import ReferenceMLAGroup
-from trunnion.reference.recurrent import ReferenceRecurrentGroup
+from trunnion.reference.recurrent import ReferenceRecurrentGroup, advance, start_states
 
 
 def write_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
@@ -185,26 +185,15 @@ class CapturedRecurrentGroup(ReferenceRecurrentGroup):
         spec, group = self.spec, self.tensors(self._device)
         assert group.state_indices is not None and group.has_initial_state is not None
         conv_state, ssm_state = self.caches[layer]["conv_state"], self.caches[layer]["ssm_state"]
-        shape = (group.state_indices.shape[0], -1)
-        states = group.state_indices[:, 0]
-        continues = group.has_initial_state != 0
-        x, new_conv = torch.ops.trunnion.causal_conv1d_silu(
-            mixed_qkv.unflatten(0, shape), _states(conv_state, states, continues), conv_weight, conv_bias
-        )
-        key_dim = spec.num_k_heads * spec.head_k_dim
-        q, k, v = x.split((key_dim, key_dim, spec.num_v_heads * spec.head_v_dim), dim=-1)
-        mixed, new_ssm = torch.ops.trunnion.gated_delta_rule(
-            q.unflatten(-1, (spec.num_k_heads, -1)),
-            k.unflatten(-1, (spec.num_k_heads, -1)),
-            v.unflatten(-1, (spec.num_v_heads, -1)),
-            g.unflatten(0, shape),
-            beta.unflatten(0, shape),
-            _states(ssm_state, states, continues),
-        )
+        inputs = [rows.unflatten(0, (group.state_indices.shape[0], -1)) for rows in (mixed_qkv, g, beta)]
+        start = start_states(group.state_indices, group.has_initial_state, group.num_accepted)
+        states = [_states(state, start, group.has_initial_state != 0) for state in (conv_state, ssm_state)]
+        kept = group.state_indices[:, : inputs[0].shape[1]]
+        mixed, convs, ssms = advance(spec, *inputs, *states, conv_weight, conv_bias, kept.shape[1])
         # State 0 is nobody's: who has it, has no slot.
-        slots = torch.where(states > 0, states, -1)
-        write_rows(conv_state, slots, new_conv)
-        write_rows(ssm_state, slots, new_ssm)
+        slots = torch.where(kept > 0, kept, -1).flatten()
+        write_rows(conv_state, slots, convs.flatten(0, 1))
+        write_rows(ssm_state, slots, ssms.flatten(0, 1))
         return _into(out, mixed.flatten(0, 1))
 
 

@@ -32,17 +32,18 @@ class Buckets:
 
     Args:
         limits: the largest step.
-        decode_query_lens: tokens per request of the uniform steps that get full graphs: 1, and 1 + k for verification.
-            Empty: no full graphs.
+        decode_query_lens: tokens per request of the uniform steps that get full graphs; None: 1, and what the limits
+            allow for the verification of drafts. Empty: no full graphs.
     """
 
-    def __init__(self, limits: Limits, decode_query_lens: Sequence[int] = (1,)) -> None:
+    def __init__(self, limits: Limits, decode_query_lens: Sequence[int] | None = None) -> None:
         self.limits = limits
         self.tokens = ladder(limits.max_num_tokens)
         self.logits = ladder(limits.max_logits_rows)
+        lengths = (1, limits.max_decode_query_len) if decode_query_lens is None else decode_query_lens
         self.decodes = {
             length: ladder(min(limits.max_num_seqs, limits.max_num_tokens // length))
-            for length in decode_query_lens
+            for length in lengths
             if length <= limits.max_num_tokens
         }
 

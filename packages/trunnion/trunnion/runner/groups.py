@@ -77,6 +77,8 @@ class BoundGroups:
             self.groups.append(group)
             self._rows.append((group_of[spec], entry.rows))
             self.required_fields |= group_class.required_fields(spec)
+            if spec.kind is CacheKind.RECURRENT and limits.max_decode_query_len > 1:
+                self.required_fields |= Field.NUM_ACCEPTED
 
     def bind_kv_cache(self, caches: list[LayerCaches]) -> None:
         """Hand every group the caches of its layers."""
