@@ -1,0 +1,65 @@
+"""The truth for drafts: a Qwen3-Next MTP head in plain torch, around transformers' own decoder layer.
+
+What it computes is what vLLM (`qwen3_next_mtp.py`) and SGLang (`qwen3_next_mtp.py`) compute: row p takes the token at
+p + 1 and the target's hidden state at p after its final norm; each is normalised by a norm of its own, embedding first;
+the position is p; and the state after the head's own final norm is what the next draft takes.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextDecoderLayer,
+    Qwen3NextRMSNorm,
+    Qwen3NextRotaryEmbedding,
+)
+
+
+class MTPReference(nn.Module):
+    """Parameters are named as published, without the leading `mtp.`; experts are stacked as transformers does."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        own = copy.deepcopy(config)
+        own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
+        own._attn_implementation = "eager"
+        size, eps = own.hidden_size, own.rms_norm_eps
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        self.pre_fc_norm_embedding = Qwen3NextRMSNorm(size, eps=eps)
+        self.pre_fc_norm_hidden = Qwen3NextRMSNorm(size, eps=eps)
+        self.layers = nn.ModuleList([Qwen3NextDecoderLayer(own, 0)])
+        self.norm = Qwen3NextRMSNorm(size, eps=eps)
+        self.rotary_emb = Qwen3NextRotaryEmbedding(config=own)
+
+    def forward(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Embeddings of the tokens at 1 ... S, hidden states at 0 ... S - 1, both [B, S, H] -> [B, S, H]."""
+        joined = torch.cat((self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(hidden)), dim=-1)
+        x = self.fc(joined)
+        positions = torch.arange(x.shape[1]).unsqueeze(0)
+        future = torch.full((x.shape[1], x.shape[1]), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
+        x = self.layers[0](
+            x,
+            position_embeddings=self.rotary_emb(x, positions),
+            attention_mask=future[None, None],
+            position_ids=positions,
+        )
+        return self.norm(x)
+
+    def published(self) -> dict[str, torch.Tensor]:
+        """The head's tensors as published checkpoints name them, one per expert."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in self.state_dict().items():
+            if name.endswith("experts.gate_up_proj"):
+                for expert, (gate, up) in enumerate(pair.chunk(2) for pair in tensor):
+                    base = f"mtp.{name.removesuffix('gate_up_proj')}{expert}"
+                    tensors |= {f"{base}.gate_proj.weight": gate, f"{base}.up_proj.weight": up}
+            elif name.endswith("experts.down_proj"):
+                for expert, down in enumerate(tensor):
+                    tensors[f"mtp.{name}".replace("down_proj", f"{expert}.down_proj.weight")] = down
+            else:
+                tensors[f"mtp.{name}"] = tensor
+        return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
