@@ -35,6 +35,13 @@ class Shape:
     num_decodes: int = 0
     decode_query_len: int = 1
     padding: int = 0
+    max_decode_query_len: int = 0
+    """Tokens of the longest decode there may be, and states per request; 0: of this step's decodes."""
+
+    @property
+    def num_states(self) -> int:
+        """States per request of a recurrent group."""
+        return max(self.decode_query_len, self.max_decode_query_len)
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +71,18 @@ SHAPES = (
         (Request(6, 3, unwritten=2), Request(11, 3), Request(5, 3, unwritten=1)),
         num_decodes=3,
         decode_query_len=3,
+    ),
+    Shape(
+        "verify-mixed",
+        (Request(6, 3), Request(0, 3), Request(11, 3), Request(9, 5), Request(0, 4), Request(5, 1)),
+        num_decodes=3,
+        decode_query_len=3,
+    ),
+    Shape(
+        "decode-after-verify",
+        (Request(9, 1), Request(0, 1), Request(4, 1), Request(7, 5)),
+        num_decodes=3,
+        max_decode_query_len=4,
     ),
     Shape("chunk-short", (Request(6, 4, unwritten=1), Request(3, 2))),
     Shape("padded", (Request(9, 1), Request(4, 1)), num_decodes=2, padding=3),
@@ -129,9 +148,12 @@ def build_step(spec: GroupSpec, shape: Shape, block_size: int, num_blocks: int, 
     for request in shape.requests:
         bounds.append(bounds[-1] + request.query)
     if spec.kind is CacheKind.RECURRENT:
+        states = _int32(rng.sample(range(1, num_blocks), len(shape.requests) * shape.num_states))
+        accepted = [rng.randint(1, shape.num_states) if request.context else JUNK for request in shape.requests]
         group = GroupTensors(
-            state_indices=_int32(rng.sample(range(1, num_blocks), len(shape.requests))).unsqueeze(1),
+            state_indices=states.view(-1, shape.num_states),
             has_initial_state=_int32([int(request.context > 0) for request in shape.requests]),
+            num_accepted=_int32(accepted) if shape.num_states > 1 else None,
         )
     else:
         group = GroupTensors(
@@ -186,7 +208,10 @@ def live_rows(spec: GroupSpec, shape: Shape, step: StepInputs, block_size: int) 
     group = step.host.groups[0]
     if spec.kind is CacheKind.RECURRENT:
         assert group.state_indices is not None and group.has_initial_state is not None
-        return group.state_indices[group.has_initial_state == 1].flatten().long()
+        continues = group.has_initial_state == 1
+        if group.num_accepted is None:
+            return group.state_indices[continues, 0].long()
+        return group.state_indices[continues, group.num_accepted[continues].long() - 1].long()
     assert group.block_table is not None and group.kv_start is not None
     rows = []
     for index, request in enumerate(shape.requests):

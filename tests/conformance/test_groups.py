@@ -88,8 +88,9 @@ def _fill_live(rig: GroupRig, rows: torch.Tensor, generator: torch.Generator) ->
 
 
 def _runs(spec: GroupSpec, shape: Shape) -> bool:
-    """How a recurrent group takes rejected drafts back belongs to speculation; all else runs everywhere."""
-    return spec.kind is not CacheKind.RECURRENT or not any(request.unwritten for request in shape.requests)
+    """A recurrent group takes placeholders back by the state of a decode, so that it has them in decodes only."""
+    beyond = shape.requests[shape.num_decodes :]
+    return spec.kind is not CacheKind.RECURRENT or not any(request.unwritten for request in beyond)
 
 
 CASES = [
