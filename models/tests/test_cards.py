@@ -21,7 +21,8 @@ def cards_of(family: str) -> tuple[Card, ...]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_one_quick_card(family: str) -> None:
-    assert [card.name for card in cards_of(family) if card.quick and card.pooling is None] == [f"{family}-quick"]
+    plain = [card for card in cards_of(family) if card.pooling is None and not card.draft]
+    assert [card.name for card in plain if card.quick] == [f"{family}-quick"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -31,11 +32,17 @@ def test_a_family_that_pools_has_one_quick_card_more(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_with_heads_that_draft_has_one_quick_card_more(family: str) -> None:
+    quick = [card.name for card in cards_of(family) if card.quick and card.draft]
+    assert quick == ([f"{family}-draft"] if FAMILIES[family].drafts else [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_cards_name_an_architecture_of_their_family_and_say_what_for(family: str) -> None:
     for card in cards_of(family):
         owner = FAMILIES[family]
         known = owner.architectures if card.pooling is None else owner.pooling_architectures
-        assert card.architecture in known
+        assert card.architecture in (owner.drafts if card.draft else known)
         assert card.notes
 
 

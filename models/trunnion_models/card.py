@@ -30,8 +30,10 @@ class Card:
     """Keyword arguments of the reference implementation's configuration, `model_type` included."""
     pooling: PoolingConfig | None = None
     """The card is a pooling model and its checkpoint says so; its embeddings are compared instead of logits."""
+    draft: bool = False
+    """The card is the head that drafts for the architecture; its logits on the decoder's hidden states are compared."""
     quick: bool = False
-    """In the short list that runs with every change; one per family, and one of its pooling models."""
+    """In the short list that runs with every change; one per family, one of its pooling models, one of its heads."""
     notes: str = ""
     """What the card is there to catch."""
     max_model_len: int = 64

@@ -14,6 +14,7 @@ from trunnion.interfaces.runner import Mode
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_models.card import Card
 
+from .draft_double import FollowedHost, make_pair
 from .hf_reference import Reference
 from .host_double import HostDouble
 
@@ -29,6 +30,7 @@ class Bench:
     reference: Reference
     host: HostDouble
     executor: ModelExecutor
+    """The one whose rows are compared."""
 
     def sequence(self, index: int) -> list[int]:
         """The tokens of the card's sequence `index`."""
@@ -36,6 +38,8 @@ class Bench:
 
     def close(self) -> None:
         self.executor.close()
+        if self.host.executor is not self.executor:
+            self.host.executor.close()
 
 
 def load_bench(
@@ -54,11 +58,14 @@ def load_bench(
         max_logits_rows=total,
         block_size=card.block_size,
     )
-    executor = ModelExecutor.create(
-        ExecutorConfig(model=reference.folder, hardware=hardware, limits=limits, dtype=dtype, **parallel),
-        package if execution is None else package.limited_to(execution),
-    )
+    package = package if execution is None else package.limited_to(execution)
     num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
+    if card.draft:
+        target, draft = make_pair(reference.folder, hardware, package, limits, dtype=dtype, **parallel)
+        return Bench(card, reference, FollowedHost(target, draft, num_blocks, reference.sequences), draft)
+    executor = ModelExecutor.create(
+        ExecutorConfig(model=reference.folder, hardware=hardware, limits=limits, dtype=dtype, **parallel), package
+    )
     return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor)
 
 

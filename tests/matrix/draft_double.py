@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,49 @@ class DraftDouble(HostDouble):
         buffers.tensors.hidden_indices[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
         buffers.counts[COUNT_FIELDS.index("hidden_source")] = self.hidden_source
         return num_logits
+
+
+class FollowedHost(HostDouble):
+    """A target's host that lets a draft follow every step on the same rows, and returns the draft's logits instead."""
+
+    def __init__(
+        self, target: ModelExecutor, draft: ModelExecutor, num_blocks: int, sequences: Sequence[list[int]]
+    ) -> None:
+        super().__init__(target, num_blocks, target.device)
+        self._draft = DraftDouble(draft, num_blocks, draft.device, seed=1)
+        self._sequences = sequences
+        self._followers: dict[int, Request] = {}
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self._draft.reset(seed + 1)
+        self._followers.clear()
+
+    def add(self, tokens: Sequence[int]) -> Request:
+        """`tokens` begin one of the sequences, which says what the token after the last one is."""
+        request = super().add(tokens)
+        known = next(sequence for sequence in self._sequences if sequence[: len(tokens)] == list(tokens))
+        self._followers[id(request)] = self._draft.add(known[1 : len(tokens) + 1])
+        return request
+
+    def preempt(self, request: Request) -> None:
+        super().preempt(request)
+        self._draft.preempt(self._followers[id(request)])
+
+    def finish(self, request: Request) -> None:
+        super().finish(request)
+        self._draft.finish(self._followers.pop(id(request)))
+
+    def step(self, chunks: Iterable[Chunk], query_len: int = 1) -> list[torch.Tensor]:
+        given = list(chunks)
+        super().step([Chunk(chunk.request, chunk.count, ()) for chunk in given], query_len)
+        followers = [
+            DraftChunk(
+                self._followers[id(chunk.request)], chunk.count, chunk.rows, 0, range(first, first + chunk.count)
+            )
+            for chunk, first in zip(given, self.first_rows, strict=True)
+        ]
+        return self._draft.draft(followers, 0, query_len)
 
 
 @dataclass

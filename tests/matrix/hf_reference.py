@@ -8,11 +8,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from trunnion.config import PoolingConfig
 from trunnion_models.card import Card
+
+from .mtp_reference import MTPReference
 
 SEED = 1234
 CANDIDATES = 64
@@ -30,10 +33,10 @@ class Reference:
     """Each `max_model_len` tokens long; tests use prefixes."""
     logits: torch.Tensor
     """[sequences, max_model_len, vocab_size] float32, computed in float32; of a pooling model the embeddings that end
-    at each position, [sequences, max_model_len, hidden_size]."""
+    at each position, [sequences, max_model_len, hidden_size]; of a draft one row less, for it takes the next token."""
     own_error: torch.Tensor | None
     """Same shape: what the reference implementation itself loses in bfloat16; None in float32."""
-    pooling: PoolingConfig | None = None
+    card: Card
 
 
 def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
@@ -41,16 +44,19 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
 
     Every sequence runs at full length, so that ropes that look at the length (dynamic, longrope) see the longest.
     """
-    _random_model(card).to(dtype).save_pretrained(folder)
+    model = _random_model(card).to(dtype)
+    model.save_pretrained(folder)
+    if card.draft:
+        save_with_head(folder, _random_head(model.config).to(dtype))
     # In the card's own spelling: what save_pretrained writes is resolved already, and would leave us nothing to read.
     config = {"architectures": [card.architecture], "dtype": str(dtype).removeprefix("torch."), **card.config}
     (folder / "config.json").write_text(json.dumps(config))
     if card.pooling is not None:
         _write_sentence_transformers_files(card.pooling, folder)
     ids = _choose_sequences(card, folder)
-    rows = _rows(folder, torch.float32, ids, card.pooling)
-    own_error = None if dtype == torch.float32 else _rows(folder, dtype, ids, card.pooling) - rows
-    return Reference(folder, ids.tolist(), rows, own_error, card.pooling)
+    rows = _rows(folder, torch.float32, ids, card)
+    own_error = None if dtype == torch.float32 else _rows(folder, dtype, ids, card) - rows
+    return Reference(folder, ids.tolist(), rows, own_error, card)
 
 
 def sensitivity(reference: Reference) -> float:
@@ -58,13 +64,18 @@ def sensitivity(reference: Reference) -> float:
     ids = torch.tensor(reference.sequences)
     changed = ids.clone()
     changed[:, 0] = (changed[:, 0] + 1) % reference.logits.shape[-1]
-    difference = _rows(reference.folder, torch.float32, changed, reference.pooling)[:, 2] - reference.logits[:, 2]
+    difference = _rows(reference.folder, torch.float32, changed, reference.card)[:, 2] - reference.logits[:, 2]
     return float(difference.abs().max() / reference.logits.abs().max())
 
 
 @torch.inference_mode()
-def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, pooling: PoolingConfig | None) -> torch.Tensor:
+def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, card: Card) -> torch.Tensor:
     """Logits, or what pooling by the last token gives for the prompt that ends at each position."""
+    if card.draft:
+        target, head = _load(folder, dtype), load_head(folder, dtype)
+        hidden = target.model(ids[:, :-1], use_cache=False).last_hidden_state
+        return target.lm_head(head(target.model.embed_tokens(ids[:, 1:]), hidden)).float()
+    pooling = card.pooling
     if pooling is None:
         return _load(folder, dtype)(ids, use_cache=False).logits.float()
     model = AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
@@ -91,6 +102,19 @@ def _write_sentence_transformers_files(pooling: PoolingConfig, folder: Path) -> 
     )
 
 
+def load_head(folder: Path, dtype: torch.dtype) -> MTPReference:
+    """The head of the checkpoint in `folder`."""
+    head = MTPReference(AutoConfig.from_pretrained(folder))
+    head.load_published(load_file(folder / "model.safetensors"))
+    return head.to(dtype).eval()
+
+
+def save_with_head(folder: Path, head: MTPReference) -> None:
+    """Add a head's tensors to the target's checkpoint in `folder`, in one file and named as the published ones are."""
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **head.published()}, file, metadata={"format": "pt"})
+
+
 def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
@@ -104,7 +128,9 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
     """
     generator = torch.Generator().manual_seed(SEED)
     model = _load(folder, torch.float32)
-    routers = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    head = load_head(folder, torch.float32) if card.draft else None
+    named = [*model.named_modules(), *(head.named_modules() if head is not None else ())]
+    routers = [module for name, module in named if name.endswith("mlp.gate")]
     shape = (len(card.seq_lens) * (CANDIDATES if routers else 1), card.max_model_len)
     ids = torch.randint(0, card.config["vocab_size"], shape, generator=generator)
     if not routers:
@@ -113,7 +139,9 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
     for router in routers:
         router.register_forward_hook(lambda _module, _inputs, output: gaps.append(_gap(card, output[0])))
     longest = max(card.seq_lens)
-    model(ids[:, :longest], use_cache=False)
+    hidden = model.model(ids[:, :longest], use_cache=False).last_hidden_state
+    if head is not None:
+        head(model.model.embed_tokens(ids[:, 1 : longest + 1]), hidden)
     gap = torch.stack(gaps).amin(0).view(-1, longest)
     chosen: list[int] = []
     for length in card.seq_lens:
@@ -152,6 +180,17 @@ def _random_model(card: Card) -> PreTrainedModel:
     expected = card.architecture if card.pooling is None else card.architecture.replace("ForCausalLM", "Model")
     assert type(model).__name__ == expected, f"{card.name} is a {type(model).__name__}"
     return model
+
+
+@torch.no_grad()
+def _random_head(config: PreTrainedConfig) -> MTPReference:
+    head = MTPReference(config)
+    generator = torch.Generator().manual_seed(SEED + 1)
+    for name, parameter in head.named_parameters():
+        if parameter.dim() == 1:
+            parameter.zero_()
+        _randomise(name, parameter, generator)
+    return head
 
 
 def _randomise(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:

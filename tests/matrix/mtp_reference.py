@@ -8,6 +8,7 @@ the position is p; and the state after the head's own final norm is what the nex
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ class MTPReference(nn.Module):
         """Embeddings of the tokens at 1 ... S, hidden states at 0 ... S - 1, both [B, S, H] -> [B, S, H]."""
         joined = torch.cat((self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(hidden)), dim=-1)
         x = self.fc(joined)
-        positions = torch.arange(x.shape[1]).unsqueeze(0)
+        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         future = torch.full((x.shape[1], x.shape[1]), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
         x = self.layers[0](
             x,
@@ -48,6 +49,22 @@ class MTPReference(nn.Module):
             position_ids=positions,
         )
         return self.norm(x)
+
+    def load_published(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the head's tensors out of a checkpoint; the inverse of `published`."""
+        own = {}
+        for name, tensor in self.state_dict().items():
+            base = f"mtp.{name}".rpartition(".")[0]
+            if name.endswith("experts.gate_up_proj"):
+                pairs = [
+                    [tensors[f"{base}.{e}.{part}_proj.weight"] for part in ("gate", "up")] for e in range(len(tensor))
+                ]
+                own[name] = torch.stack([torch.cat(pair) for pair in pairs])
+            elif name.endswith("experts.down_proj"):
+                own[name] = torch.stack([tensors[f"{base}.{e}.down_proj.weight"] for e in range(len(tensor))])
+            else:
+                own[name] = tensors[f"mtp.{name}"]
+        self.load_state_dict(own)
 
     def published(self) -> dict[str, torch.Tensor]:
         """The head's tensors as published checkpoints name them, one per expert."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trunnion_models.qwen3_next.card import CARDS
 
+from .hf_reference import save_with_head
 from .mtp_reference import MTPReference
 
 SEED = 22
@@ -64,12 +64,6 @@ def save_trained_draft(folder: Path, *, training_steps: int = TRAINING_STEPS) ->
     target.save_pretrained(folder)
     save_with_head(folder, head)
     return TrainedDraft(folder, target.eval(), head.eval())
-
-
-def save_with_head(folder: Path, head: MTPReference) -> None:
-    """Add a head's tensors to the target's checkpoint in `folder`, as one file like the published ones name them."""
-    file = folder / "model.safetensors"
-    save_file({**load_file(file), **head.published()}, file, metadata={"format": "pt"})
 
 
 def _random_target(generator: torch.Generator) -> PreTrainedModel:

@@ -34,12 +34,13 @@ _BASE: dict[str, Any] = {
 }
 
 
-def _qwen3_next(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Card:
+def _qwen3_next(name: str, notes: str, *, quick: bool = False, draft: bool = False, **changes: Any) -> Card:
     return Card(
         name=f"qwen3_next-{name}",
         architecture="Qwen3NextForCausalLM",
         config=_BASE | changes,
         quick=quick,
+        draft=draft,
         notes=notes,
     )
 
@@ -61,5 +62,14 @@ CARDS: tuple[Card, ...] = (
     ),
     _qwen3_next(
         "kernel-2", "a short convolution, as many k-heads as v-heads", linear_conv_kernel_dim=2, linear_num_key_heads=4
+    ),
+    _qwen3_next("draft", "the head for multi-token prediction, on the decoder's hidden states", quick=True, draft=True),
+    _qwen3_next(
+        "draft-tied",
+        "a head whose target ties its own: what is shared is one tensor; a dense layer in the head, a wider rope",
+        draft=True,
+        mlp_only_layers=[0],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        tie_word_embeddings=True,
     ),
 )
