@@ -29,6 +29,10 @@ std::int64_t num_live_blocks(const BatchView& batch, const GroupView& view, cons
   return (tokens + group.block_size - 1) / group.block_size;
 }
 
+[[noreturn]] void refuse_twice(std::size_t group, std::int64_t request, std::int32_t block) {
+  refuse(group_field(group, "block_table"), "request ", request, " holds block ", block, " twice");
+}
+
 }  // namespace
 
 Validator::Validator(const Description& description, const trn_limits& limits)
@@ -39,6 +43,9 @@ void Validator::set_num_blocks(const std::vector<std::int32_t>& num_blocks) {
   for (std::size_t g = 0; g < marks_.size(); ++g) {
     marks_[g].in_row.assign(static_cast<std::size_t>(num_blocks[g]), Mark{});
     marks_[g].written.assign(static_cast<std::size_t>(num_blocks[g]), Mark{});
+    const auto rows = static_cast<std::size_t>(limits_.max_num_seqs);
+    marks_[g].known.assign(rows * static_cast<std::size_t>(description_.groups[g].max_blocks_per_seq), 0);
+    marks_[g].num_known.assign(rows, 0);
   }
 }
 
@@ -181,19 +188,37 @@ std::int64_t Validator::check_row(const BatchView& batch, std::size_t index, std
     refuse(group_field(index, "kv_start"), "request ", request, " keeps ", live, " blocks, the table has ",
            group.max_blocks_per_seq, " columns: drop blocks before the window");
   }
+  GroupMarks& marks = marks_[index];
   const std::int32_t* row = batch.groups[index].block_table + request * group.max_blocks_per_seq;
-  for (std::int64_t j = 0; j < live; ++j) {
-    if (row[j] < 1 || row[j] >= num_blocks_[index]) {
-      refuse(group_field(index, "block_table"), "request ", request, " column ", j, " is ", row[j], ", expected 1 ... ",
-             num_blocks_[index] - 1);
+  std::int32_t* known = marks.known.data() + request * group.max_blocks_per_seq;
+  std::int64_t& num_known = marks.num_known[static_cast<std::size_t>(request)];
+  const std::int64_t num_same = std::min(live, num_known);
+  // A row that refuses is not known, nor is what it replaced.
+  num_known = 0;
+  if (num_same > 0 && std::equal(row, row + num_same, known)) {
+    // The row of a request that runs on: most steps add nothing to it, the others a block or two.
+    for (std::int64_t j = num_same; j < live; ++j) {
+      check_block(index, request, j, row[j]);
+      if (std::find(row, row + j, row[j]) != row + j) refuse_twice(index, request, row[j]);
     }
-    Mark& mark = marks_[index].in_row[static_cast<std::size_t>(row[j])];
-    if (mark.step == step_ && mark.request == request) {
-      refuse(group_field(index, "block_table"), "request ", request, " holds block ", row[j], " twice");
+    std::copy(row + num_same, row + live, known + num_same);
+  } else {
+    for (std::int64_t j = 0; j < live; ++j) {
+      check_block(index, request, j, row[j]);
+      Mark& mark = marks.in_row[static_cast<std::size_t>(row[j])];
+      if (mark.step == step_ && mark.request == request) refuse_twice(index, request, row[j]);
+      mark = {step_, request};
     }
-    mark = {step_, request};
+    std::copy(row, row + live, known);
   }
+  num_known = live;
   return live;
+}
+
+void Validator::check_block(std::size_t index, std::int64_t request, std::int64_t column, std::int32_t block) const {
+  if (block >= 1 && block < num_blocks_[index]) return;
+  refuse(group_field(index, "block_table"), "request ", request, " column ", column, " is ", block, ", expected 1 ... ",
+         num_blocks_[index] - 1);
 }
 
 void Validator::check_slots(const BatchView& batch, std::size_t index, std::int64_t request) {

@@ -25,6 +25,9 @@ class Validator {
   struct GroupMarks {
     std::vector<Mark> in_row;   // the block stands in this request's row
     std::vector<Mark> written;  // this request writes to the block
+    /// The leading `num_known[b]` entries of table row b, as they were when they last passed.
+    std::vector<std::int32_t> known;
+    std::vector<std::int64_t> num_known;
   };
 
   void check_requests(const BatchView& batch) const;
@@ -34,6 +37,7 @@ class Validator {
   void check_logits_indices(const BatchView& batch) const;
   void check_attention(const BatchView& batch, std::size_t group);
   std::int64_t check_row(const BatchView& batch, std::size_t group, std::int64_t request);
+  void check_block(std::size_t group, std::int64_t request, std::int64_t column, std::int32_t block) const;
   void check_slots(const BatchView& batch, std::size_t group, std::int64_t request);
   void check_csr(const BatchView& batch, std::size_t group) const;
   void check_recurrent(const BatchView& batch, std::size_t group);
