@@ -66,7 +66,9 @@ def values(counters: StepCounters) -> list[int]:
 
 
 def test_step_counters_are_what_the_runner_counted() -> None:
-    runner = RunnerCounters(replays=3, plans=8, plan_seconds=0.25, last_plan=(1.5, 1.75), padded_tokens=5)
+    runner = RunnerCounters(
+        replays=3, plans=8, plan_ns=250_000_000, last_plan_ns=(1_500_000_000, 1_750_000_000), padded_tokens=5
+    )
     counters = StepCounters(runner)
     assert values(counters) == [0] * (len(FIELDS) + MAX_REASONS)
     runner.eager.update({"a": 2, "b": 1})

@@ -98,6 +98,7 @@ class ModelExecutor:
             num_position_axes=self.num_position_axes,
             hidden_states=None if target is None else HiddenStates(*rows),
         )
+        self._cut: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: list[LayerCaches] | None = None
         self._steps = 0
         self._in_flight: list[tuple[int, Fence] | None] = [None] * NUM_BUFFER_SETS
@@ -292,6 +293,7 @@ class ModelExecutor:
 
     def close(self) -> None:
         """Leave the group of ranks, which a draft leaves to its target, and drop what was captured."""
+        self._cut.clear()
         self._runner.close()
         if self._target is None:
             self._parallel.collectives.close()
@@ -309,7 +311,7 @@ class ModelExecutor:
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
         output = self._inputs.output_rows(buffer_set, counts.num_logits)
         if counts.num_logits:
-            output.copy_(rows[: counts.num_logits])
+            output.copy_(self._cut_rows(rows, counts.num_logits))
         self._steps += 1
         behind = self._hardware.record_fence(buffer_set)
         if behind is not None:
@@ -324,6 +326,18 @@ class ModelExecutor:
         source = self.hidden if step.counts.hidden_source else self._target.hidden
         assert source is not None and step.device.hidden_indices is not None, "a draft asks for hidden_indices"
         self._inputs.hidden_states.take(source, step.device.hidden_indices)
+
+    def _cut_rows(self, rows: torch.Tensor, count: int) -> torch.Tensor:
+        """The leading rows of what the runner returned; a replay returns the tensor it returned before."""
+        if rows.shape[0] == count:
+            return rows
+        if not self._runner.static_inputs:
+            return rows[:count]
+        whole, cut = self._cut.get(count, (None, None))
+        if cut is None or whole is not rows:
+            cut = rows[:count]
+            self._cut[count] = (rows, cut)
+        return cut
 
     def _check_items(self, items: Sequence[EncoderItem]) -> None:
         if items and not self.encoder_patch_dim:

@@ -46,16 +46,14 @@ class StepCounters:
         """Copy what the runner counted, after a step that ran from `begin_ns` to `end_ns`."""
         counters, values = self._counters, self._values
         self._python_ns += end_ns - begin_ns
-        plan_begin, plan_end = counters.last_plan
         values[0] = counters.replays
         values[2] = counters.padded_tokens
         values[3] = counters.plans
-        values[4] = int(counters.plan_seconds * 1e9)
+        values[4] = counters.plan_ns
         values[5] = self._python_ns
         values[6] = begin_ns
         values[7] = end_ns
-        values[8] = int(plan_begin * 1e9)
-        values[9] = int(plan_end * 1e9)
+        values[8], values[9] = counters.last_plan_ns
         if counters.eager:
             self._write_eager()
 
