@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import trunnion.contract as contract
+from trunnion.interfaces import kv_events
 from trunnion.runner import host_entry, step_counters
 from trunnion_host import _api as api
 
@@ -151,6 +152,14 @@ def test_counts_agree() -> None:
     assert re.findall(r"\w+", counts) == documented
 
 
+def test_kv_events_agree() -> None:
+    assert list(table("KV events")) == header_structs()["trn_kv_events"][1:]
+    source = (HOST_PACKAGE / "src" / "executor" / "kv_events.h").read_text()
+    (results,) = re.findall(r"enum class SlotResult.*?\{(.*?)\}", source)
+    python = {f"k{name[5:].title()}": value for name, value in vars(kv_events).items() if name.startswith("SLOT_")}
+    assert {name: int(value) for name, value in re.findall(r"(\w+) = (\d)", results)} == python
+
+
 def test_runner_counters_agree() -> None:
     backend = (HOST_PACKAGE / "src" / "executor" / "backend.h").read_text()
     (body,) = re.findall(r"struct RunnerCounters \{(.*?)\n\};", backend, flags=re.DOTALL)
@@ -170,8 +179,8 @@ def test_limits_outputs_and_profile_agree() -> None:
 
 
 def test_every_function_is_documented_and_exported(build: Path) -> None:
-    declared = set(re.findall(r"\b(trn_executor_\w+)\(", without_comments(HEADER)))
-    assert set(re.findall(r"`(trn_executor_\w+)`", DOCUMENT)) == declared
+    declared = set(re.findall(r"\b(trn_(?:executor|event)_\w+)\(", without_comments(HEADER)))
+    assert set(re.findall(r"`(trn_(?:executor|event)_\w+)`", DOCUMENT)) == declared
     (library,) = (build / "trunnion-host").glob("_host.abi3.so")
     exported = ctypes.CDLL(str(library))
     for function in [*declared, "trn_abi_version", "trn_features", "trn_last_error", "trn_last_error_field"]:

@@ -127,6 +127,20 @@ TEST(batches_arrive_as_they_were_sent) {
   CHECK_EQ(kept, to.memory.size() - touched);
 }
 
+TEST(events_of_one_process_are_not_sent_to_another) {
+  Lent lent(100);
+  trn_forward_batch batch = fill(lent);
+  const trn_kv_events events{sizeof events, 0, nullptr, nullptr, 0};
+  batch.kv_events = &events;
+  Bytes payload;
+  try {
+    BatchCodec(facts()).encode(batch, lent.inputs, payload);
+    CHECK(false);
+  } catch (const trunnion::Refused& error) {
+    CHECK_EQ(error.field(), std::string("kv_events"));
+  }
+}
+
 TEST(cut_and_overlong_batches_are_no_batches) {
   Lent from(1000), to(-1000);
   Bytes payload;

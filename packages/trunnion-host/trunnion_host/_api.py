@@ -207,6 +207,18 @@ class EncoderItem(ctypes.Structure):
     ]
 
 
+class KvEvents(ctypes.Structure):
+    """trn_kv_events"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("num_layers", c_int32),
+        ("kv_ready", POINTER(c_void_p)),
+        ("kv_written", POINTER(c_void_p)),
+        ("ready_timeout_ns", c_int64),
+    ]
+
+
 class ForwardBatch(ctypes.Structure):
     """trn_forward_batch"""
 
@@ -227,7 +239,7 @@ class ForwardBatch(ctypes.Structure):
         ("groups", POINTER(GroupBatch)),
         ("num_groups", c_int32),
         ("encoder_items", POINTER(EncoderItem)),
-        ("kv_events", c_void_p),
+        ("kv_events", POINTER(KvEvents)),
     ]
 
 
@@ -270,6 +282,7 @@ class ExecutorStats(ctypes.Structure):
         ("last_python_end_ns", c_int64),
         ("last_plan_begin_ns", c_int64),
         ("last_plan_end_ns", c_int64),
+        ("kv_event_steps", c_uint64),
     ]
 
 
@@ -288,6 +301,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "trn_input_buffers": InputBuffers,
     "trn_group_batch": GroupBatch,
     "trn_encoder_item": EncoderItem,
+    "trn_kv_events": KvEvents,
     "trn_forward_batch": ForwardBatch,
     "trn_forward_output": ForwardOutput,
     "trn_executor_stats": ExecutorStats,

@@ -210,8 +210,45 @@ typedef struct trn_encoder_item {
   int32_t num_rows;       /* placeholder tokens of the image; what the model makes of the grid */
 } trn_encoder_item;
 
-/* Per layer, when its cache may be touched and when this step has written it. */
-typedef struct trn_kv_events trn_kv_events;
+/* An event between threads of one process: pending until it is signalled, once, as done or as an error. All functions
+ * may be called from any thread; they are the reference for hosts without a device runtime. */
+typedef struct trn_event trn_event;
+typedef enum trn_event_state { TRN_EVENT_PENDING = 0, TRN_EVENT_DONE = 1, TRN_EVENT_ERROR = 2 } trn_event_state;
+
+/* Pending; NULL if memory is out. */
+TRN_API trn_event *trn_event_create(void);
+/* Nobody waits for it and no step has it any more. NULL is allowed. */
+TRN_API void trn_event_destroy(trn_event *event);
+/* Pending again. TRN_REFUSED while a step is to signal it. */
+TRN_API trn_status trn_event_reset(trn_event *event);
+/* Done for TRN_OK, else an error. TRN_REFUSED if it is signalled already, or while a step is to signal it. */
+TRN_API trn_status trn_event_signal(trn_event *event, trn_status status);
+/* The state after at most `timeout_ns`, TRN_EVENT_PENDING if time is up; below 0 there is no limit. */
+TRN_API trn_event_state trn_event_wait(trn_event *event, int64_t timeout_ns);
+TRN_API trn_event_state trn_event_query(const trn_event *event);
+
+#define TRN_KV_READY_TIMEOUT_NS 60000000000 /* a minute */
+
+/* Events per cache layer of one step, for caches of several levels and for prefill and decode in different places. Layers
+ * are numbered over all cache groups, in the order of the groups and of their layers. Each entry, and each of the two
+ * arrays, may be NULL.
+ *
+ * A layer does not touch its cache before its kv_ready is done. One that is signalled with an error, or that does not
+ * come in time, fails the step. kv_written is signalled once the layer's cache writes of this step are done: what lies in
+ * the cache may then be read, and changed after the step. A kv_written is pending when it is handed over and stands in one
+ * step only; execute signals it exactly once, with an error if the call does not return TRN_OK or the step fails later. The
+ * arrays may go when execute returns, the events when they are signalled and the step's fence has been waited for.
+ *
+ * Such a step never runs in a graph that holds its layers. On a device the waits and signals are operations of its
+ * stream, and execute returns as ever; on the host the executor's thread waits. With several ranks each rank gets events
+ * of its own process, all ranks of a step or none. */
+typedef struct trn_kv_events {
+  uint32_t struct_size;
+  int32_t num_layers;           /* of all cache groups */
+  trn_event *const *kv_ready;   /* [num_layers], or NULL: no layer waits */
+  trn_event *const *kv_written; /* [num_layers], or NULL: nobody is told */
+  int64_t ready_timeout_ns;     /* per kv_ready; 0 = TRN_KV_READY_TIMEOUT_NS */
+} trn_kv_events;
 
 typedef struct trn_forward_batch {
   uint32_t struct_size;
@@ -228,7 +265,7 @@ typedef struct trn_forward_batch {
   const trn_group_batch *groups; /* NULL, or num_groups entries */
   int32_t num_groups;
   const trn_encoder_item *encoder_items; /* num_encoder_items entries */
-  const trn_kv_events *kv_events;        /* or NULL */
+  const trn_kv_events *kv_events;        /* or NULL, at no cost */
 } trn_forward_batch;
 
 typedef struct trn_forward_output {
@@ -269,6 +306,7 @@ typedef struct trn_executor_stats {
   int64_t last_gil_begin_ns, last_gil_end_ns;
   int64_t last_python_begin_ns, last_python_end_ns;
   int64_t last_plan_begin_ns, last_plan_end_ns;
+  uint64_t kv_event_steps; /* executes with KV events, none of them in a full graph */
 } trn_executor_stats;
 /* A struct of an older host, which ends with gil_wait_seconds or later, is filled as far as it goes. */
 TRN_API trn_status trn_executor_get_stats(trn_executor *executor, trn_executor_stats *stats);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -45,6 +47,35 @@ class Fatal : public Error {
   if (status == TRN_FAILED) throw Failed(message, field);
   throw Fatal(message, field);
 }
+
+/// An event between threads, see trn_event; destroyed when it goes out of scope.
+class Event {
+ public:
+  Event() : handle_(trn_event_create()) {
+    if (handle_ == nullptr) throw std::bad_alloc();
+  }
+  ~Event() { trn_event_destroy(handle_); }
+  Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Event& operator=(Event&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  /// False while a step is to signal it.
+  bool reset() noexcept { return trn_event_reset(handle_) == TRN_OK; }
+  /// Done, or an error; false if it is signalled already, or a step is to signal it.
+  bool signal(trn_status status = TRN_OK) noexcept { return trn_event_signal(handle_, status) == TRN_OK; }
+  trn_event_state wait() noexcept { return trn_event_wait(handle_, -1); }
+  /// TRN_EVENT_PENDING if `limit` is over.
+  trn_event_state wait(std::chrono::nanoseconds limit) noexcept { return trn_event_wait(handle_, limit.count()); }
+  trn_event_state query() const noexcept { return trn_event_query(handle_); }
+  trn_event* handle() const noexcept { return handle_; }
+
+ private:
+  trn_event* handle_;
+};
 
 /// One executor, closed when it goes out of scope. All calls come from the thread that created it.
 class Executor {

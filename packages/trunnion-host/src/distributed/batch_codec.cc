@@ -32,6 +32,10 @@ void check_count(int32_t value, int32_t limit, const char* name) {
 }  // namespace
 
 void BatchCodec::encode(const trn_forward_batch& batch, const trn_input_buffers& from, Bytes& payload) const {
+  if (batch.kv_events != nullptr) {
+    throw Refused("kv_events: the events of rank 0's process mean nothing to the other ranks; give each its own",
+                  "kv_events");
+  }
   PayloadWriter writer(payload);
   for (const auto count : kCounts) writer.put(batch.*count);
   const auto num_tokens = static_cast<size_t>(batch.num_tokens);

@@ -12,7 +12,7 @@ class BatchCodec {
  public:
   explicit BatchCodec(ModelFacts facts) : facts_(std::move(facts)) {}
 
-  // `batch` has been validated and lies in the lent buffers `from`.
+  // `batch` has been validated and lies in the lent buffers `from`. Refused if it carries KV events.
   void encode(const trn_forward_batch& batch, const trn_input_buffers& from, Bytes& payload) const;
 
   // Fills the buffers of the set that the batch names. ProtocolError when it does not fit them.

@@ -116,7 +116,11 @@ trn_status trn_executor_input_buffers(trn_executor* executor, int32_t buffer_set
 }
 
 trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch* batch, trn_forward_output* output) {
-  return guarded(executor, [&](auto& core) { core.execute(batch, output); });
+  bool begun = false;
+  const trn_status status = guarded(executor, [&](auto& core) { core.execute(batch, output, &begun); });
+  // Whatever kept the step from beginning, nobody waits for its layers in vain.
+  if (!begun && status != TRN_OK) trunnion::executor::refuse_kv_events(batch);
+  return status;
 }
 
 trn_status trn_executor_wait(trn_executor* executor, uint64_t fence) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kv_events.h"
 #include "status.h"
 #include "trunnion/contract.h"
 
@@ -71,7 +72,7 @@ struct GilStats {
 struct RunnerCounters {
   static constexpr std::int64_t kMaxReasons = 16;
   std::int64_t replays, eager_steps, padded_tokens, plan_calls, plan_ns, python_ns, last_python_begin_ns,
-      last_python_end_ns, last_plan_begin_ns, last_plan_end_ns, num_eager_reasons;
+      last_python_end_ns, last_plan_begin_ns, last_plan_end_ns, num_eager_reasons, kv_event_steps;
   std::int64_t eager[kMaxReasons];  // steps, by reason
 };
 
@@ -88,6 +89,8 @@ class Backend {
   /// Run the step whose inputs stand in the lent buffers of set `index`, after encoding `images`.
   virtual void execute(std::int32_t index, const Counts& counts, std::span<const trn_encoder_item> images) = 0;
   virtual void wait(std::uint64_t fence) = 0;
+  /// Its slots are where the backend's layers look for the events of a step that has some.
+  virtual KvEvents& kv_events() = 0;
   virtual GilStats gil_stats() const { return {}; }
   virtual const RunnerCounters& runner_counters() const {
     static constexpr RunnerCounters kNone{};
@@ -97,7 +100,10 @@ class Backend {
   virtual const std::string& eager_reason(std::int32_t) { throw StatusError(TRN_FAILED, "", "has no reasons"); }
 };
 
-inline constexpr std::int32_t kNumBufferSets = 2;
+inline constexpr std::int32_t kNumBufferSets = KvEvents::kNumSets;
+
+/// The names of all cache layers, in the order in which KV events number them.
+std::vector<std::string> cache_layers(const Description& description);
 
 /// `model` is "null:key=value,...", see null_backend.cc. `target` is what a draft shares with, or nullptr.
 std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Backend* target);

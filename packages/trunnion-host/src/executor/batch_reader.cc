@@ -110,6 +110,14 @@ void check_range(const char* name, std::int64_t value, std::int64_t low, std::in
 
 }  // namespace
 
+std::vector<std::string> cache_layers(const Description& description) {
+  std::vector<std::string> layers;
+  for (const CacheGroup& group : description.groups) {
+    layers.insert(layers.end(), group.layers.begin(), group.layers.end());
+  }
+  return layers;
+}
+
 std::string group_field(std::size_t group, const char* name) { return concat("groups[", group, "].", name); }
 
 BatchReader::BatchReader(const Description& description, const trn_limits& limits)

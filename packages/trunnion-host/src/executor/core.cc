@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "cache_binding.h"
 #include "image_items.h"
@@ -146,12 +147,12 @@ void Core::input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers) {
   copy_out(all, buffers);
 }
 
-void Core::execute(const trn_forward_batch* batch, trn_forward_output* output) {
+void Core::execute(const trn_forward_batch* batch, trn_forward_output* output, bool* begun) {
   const auto started = std::chrono::steady_clock::now();
   try {
     check_out(batch, "batch");
     check_out(output, "output", offsetof(trn_forward_output, pooled), description_);
-    run(*batch, output);
+    run(*batch, output, begun);
     ++stats_.executes;
   } catch (const StatusError& error) {
     ++(error.status() == TRN_REFUSED ? stats_.refused : stats_.failed);
@@ -176,7 +177,7 @@ const BatchView& Core::check(const trn_forward_batch& batch) {
   validator_.check(view);
   check_hidden(view);
   check_images(batch, description_, limits_);
-  if (batch.kv_events != nullptr) refuse("kv_events", "are not supported by this library");
+  if (batch.kv_events != nullptr) backend_->kv_events().check(*batch.kv_events);
   return view;
 }
 
@@ -191,14 +192,23 @@ void Core::check_hidden(const BatchView& view) const {
   }
 }
 
-void Core::run(const trn_forward_batch& batch, trn_forward_output* output) {
+void Core::run(const trn_forward_batch& batch, trn_forward_output* output, bool* begun) {
   const BatchView& view = check(batch);
   const std::int32_t index = batch.buffer_set;
-  stats_.copied_tensors += reader_.adopt();
+  if (batch.kv_events != nullptr) backend_->kv_events().begin(index, *batch.kv_events);
+  *begun = true;
   // Until it has returned, nobody knows which rows are there.
   last_num_tokens_ = 0;
   const std::span images(batch.encoder_items, static_cast<std::size_t>(batch.num_encoder_items));
-  backend_->execute(index, view.counts, images);
+  try {
+    stats_.copied_tensors += reader_.adopt();
+    backend_->execute(index, view.counts, images);
+    has_tokens_[index] = view.counts.num_tokens > 0;
+    if (description_.synchronous) backend_->kv_events().finish(index, has_tokens_[index]);
+  } catch (...) {
+    backend_->kv_events().fail(index);
+    throw;
+  }
   last_num_tokens_ = view.counts.num_tokens;
   set_fences_[index] = ++last_fence_;
   const trn_input_buffers& lent = backend_->buffer_set(index).inputs;
@@ -208,9 +218,23 @@ void Core::run(const trn_forward_batch& batch, trn_forward_output* output) {
 void Core::wait(std::uint64_t fence) {
   if (fence < 1 || fence > last_fence_) refuse("fence", fence, " was never returned; the last one is ", last_fence_);
   if (fence <= done_fence_) return;
-  if (!description_.synchronous) backend_->wait(fence);
+  if (description_.synchronous) {
+    done_fence_ = fence;
+    return;
+  }
+  KvEvents& events = backend_->kv_events();
+  try {
+    backend_->wait(fence);
+  } catch (...) {
+    events.fail_all();
+    throw;
+  }
   // One stream: what was enqueued before the fence is done as well.
-  done_fence_ = fence;
+  const std::uint64_t before = std::exchange(done_fence_, fence);
+  for (std::int32_t index = 0; index < kNumBufferSets; ++index) {
+    const bool done = set_fences_[index] > before && set_fences_[index] <= fence;
+    if (done) events.finish(index, has_tokens_[index]);
+  }
 }
 
 void Core::stats(trn_executor_stats* stats) const {
@@ -235,6 +259,7 @@ void Core::stats(trn_executor_stats* stats) const {
   all.last_python_end_ns = runner.last_python_end_ns;
   all.last_plan_begin_ns = runner.last_plan_begin_ns;
   all.last_plan_end_ns = runner.last_plan_end_ns;
+  all.kv_event_steps = static_cast<std::uint64_t>(runner.kv_event_steps);
   std::memcpy(stats, &all, std::min<std::size_t>(all.struct_size, sizeof all));
 }
 

@@ -28,7 +28,9 @@ class Core {
   void bind_kv_cache(const trn_cache_tensor* tensors, std::int32_t num_tensors);
   const char* warm_up();
   void input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers);
-  void execute(const trn_forward_batch* batch, trn_forward_output* output);
+  /// `begun` becomes true when the KV events of the batch, if it has any, belong to the step: who fails then has
+  /// signalled them.
+  void execute(const trn_forward_batch* batch, trn_forward_output* output, bool* begun);
   void wait(std::uint64_t fence);
   void validate(const trn_forward_batch* batch);
   void stats(trn_executor_stats* stats) const;
@@ -51,7 +53,7 @@ class Core {
   const BatchView& check(const trn_forward_batch& batch);
   /// A draft reads rows that the last step of its source has made.
   void check_hidden(const BatchView& view) const;
-  void run(const trn_forward_batch& batch, trn_forward_output* output);
+  void run(const trn_forward_batch& batch, trn_forward_output* output, bool* begun);
   void set_num_blocks(const std::vector<std::int32_t>& num_blocks);
 
   std::thread::id thread_;
@@ -71,6 +73,7 @@ class Core {
   std::uint64_t last_fence_ = 0;
   std::uint64_t done_fence_ = 0;
   std::uint64_t set_fences_[kNumBufferSets] = {};
+  bool has_tokens_[kNumBufferSets] = {};
   trn_executor_stats stats_{};
 };
 

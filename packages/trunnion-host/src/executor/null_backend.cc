@@ -12,7 +12,10 @@ namespace {
 class NullBackend final : public Backend {
  public:
   NullBackend(const NullOptions& options, const trn_limits& limits)
-      : options_(options), model_(options, limits), buffers_(model_.description(), limits) {}
+      : options_(options),
+        model_(options, limits),
+        buffers_(model_.description(), limits),
+        kv_events_(cache_layers(model_.description()), false) {}
 
   const Description& description() const override { return model_.description(); }
   const BufferSet& buffer_set(std::int32_t index) override { return buffers_.set(index); }
@@ -43,15 +46,20 @@ class NullBackend final : public Backend {
       throw StatusError(TRN_FAILED, "", concat("failed at step ", step_, " as asked"));
     }
     while (step_ == options_.hang_at) std::this_thread::sleep_for(std::chrono::hours(1));
-    model_.forward(set, counts);
+    model_.forward(set, counts, counts.has_kv_events != 0 ? &kv_events_.slot(index, 0) : nullptr);
+    counters_.kv_event_steps += counts.has_kv_events;
   }
 
   void wait(std::uint64_t) override {}
+  KvEvents& kv_events() override { return kv_events_; }
+  const RunnerCounters& runner_counters() const override { return counters_; }
 
  private:
   NullOptions options_;
   NullModel model_;
   LentBuffers buffers_;
+  KvEvents kv_events_;
+  RunnerCounters counters_{};
   std::int64_t step_ = 0;
 };
 

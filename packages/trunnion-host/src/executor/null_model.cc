@@ -89,15 +89,13 @@ void NullModel::allocate(const std::vector<std::int32_t>& num_blocks) {
   bind(std::move(data));
 }
 
-void NullModel::write_kv(std::size_t group, const BufferSet& set, const Counts& counts) {
+void NullModel::write_kv(std::size_t group, void* cache, const BufferSet& set, const Counts& counts) {
   const std::int32_t* slots = set.groups[group].slot_mapping;
-  for (void* cache : caches_[group]) {
-    auto* pairs = static_cast<std::int32_t*>(cache);
-    for (std::int64_t t = 0; t < counts.num_tokens; ++t) {
-      if (slots[t] < 0) continue;
-      pairs[std::int64_t{slots[t]} * 2] = set.inputs.input_ids[t];
-      pairs[std::int64_t{slots[t]} * 2 + 1] = set.inputs.positions[t];
-    }
+  auto* pairs = static_cast<std::int32_t*>(cache);
+  for (std::int64_t t = 0; t < counts.num_tokens; ++t) {
+    if (slots[t] < 0) continue;
+    pairs[std::int64_t{slots[t]} * 2] = set.inputs.input_ids[t];
+    pairs[std::int64_t{slots[t]} * 2 + 1] = set.inputs.positions[t];
   }
 }
 
@@ -122,35 +120,39 @@ std::uint64_t NullModel::attend(std::size_t index, const BufferSet& set, std::in
   return hash;
 }
 
-void NullModel::roll_state(std::size_t index, const BufferSet& set, const Counts& counts,
+void NullModel::roll_state(std::size_t index, void* cache, const BufferSet& set, const Counts& counts,
                            std::vector<std::uint64_t>& hashes) {
   const trn_group_buffers& lent = set.groups[index];
-  for (void* cache : caches_[index]) {
-    auto* states = static_cast<std::uint64_t*>(cache);
-    for (std::int64_t b = 0; b < counts.num_reqs; ++b) {
-      const std::int32_t* columns = lent.state_indices + b * description_.groups[index].max_blocks_per_seq;
-      const std::int32_t start = lent.num_accepted == nullptr ? 1 : lent.num_accepted[b];
-      std::uint64_t state = lent.has_initial_state[b] ? states[columns[start - 1]] : kSeed;
-      const std::int32_t begin = set.inputs.query_start_loc[b];
-      for (std::int32_t t = begin; t < set.inputs.query_start_loc[b + 1]; ++t) {
-        state = mix(state, static_cast<std::uint32_t>(set.inputs.input_ids[t]));
-        state = mix(state, static_cast<std::uint32_t>(set.inputs.positions[t]));
-        hashes[static_cast<std::size_t>(t)] = mix(hashes[static_cast<std::size_t>(t)], state);
-        if (b < counts.num_decodes) states[columns[t - begin]] = state;
-      }
-      if (b >= counts.num_decodes) states[columns[0]] = state;
+  auto* states = static_cast<std::uint64_t*>(cache);
+  for (std::int64_t b = 0; b < counts.num_reqs; ++b) {
+    const std::int32_t* columns = lent.state_indices + b * description_.groups[index].max_blocks_per_seq;
+    const std::int32_t start = lent.num_accepted == nullptr ? 1 : lent.num_accepted[b];
+    std::uint64_t state = lent.has_initial_state[b] ? states[columns[start - 1]] : kSeed;
+    const std::int32_t begin = set.inputs.query_start_loc[b];
+    for (std::int32_t t = begin; t < set.inputs.query_start_loc[b + 1]; ++t) {
+      state = mix(state, static_cast<std::uint32_t>(set.inputs.input_ids[t]));
+      state = mix(state, static_cast<std::uint32_t>(set.inputs.positions[t]));
+      hashes[static_cast<std::size_t>(t)] = mix(hashes[static_cast<std::size_t>(t)], state);
+      if (b < counts.num_decodes) states[columns[t - begin]] = state;
     }
+    if (b >= counts.num_decodes) states[columns[0]] = state;
   }
 }
 
-void NullModel::forward(const BufferSet& set, const Counts& counts) {
+void NullModel::forward(const BufferSet& set, const Counts& counts, KvSlot* events) {
   std::vector<std::uint64_t> hashes(static_cast<std::size_t>(counts.num_tokens), kSeed);
   for (std::size_t g = 0; g < description_.groups.size(); ++g) {
-    if (description_.groups[g].recurrent()) {
-      roll_state(g, set, counts, hashes);
-      continue;
+    for (void* cache : caches_[g]) {
+      if (events != nullptr && events->wait() != SlotResult::kOk) {
+        throw StatusError(TRN_FAILED, "kv_events", "kv_events: a kv_ready was signalled with an error or did not come in time");
+      }
+      if (description_.groups[g].recurrent()) {
+        roll_state(g, cache, set, counts, hashes);
+      } else {
+        write_kv(g, cache, set, counts);
+      }
+      if (events != nullptr) (events++)->signal();
     }
-    write_kv(g, set, counts);
   }
   float* rows = description_.output_kind == TRN_OUTPUT_POOLED ? set.inputs.pooled : set.inputs.logits;
   for (std::int64_t n = 0; n < counts.num_logits; ++n) {

@@ -21,13 +21,15 @@ class NullModel {
   void allocate(const std::vector<std::int32_t>& num_blocks);
   /// `data[group][layer]` is the group's only tensor.
   void bind(std::vector<std::vector<void*>> data) { caches_ = std::move(data); }
-  void forward(const BufferSet& set, const Counts& counts);
+  /// `events` are those of the step, or nullptr.
+  void forward(const BufferSet& set, const Counts& counts, KvSlot* events);
   /// Leave the step's slots and states as a step that died half-way would.
   void scribble(const BufferSet& set, const Counts& counts);
 
  private:
-  void write_kv(std::size_t group, const BufferSet& set, const Counts& counts);
-  void roll_state(std::size_t group, const BufferSet& set, const Counts& counts, std::vector<std::uint64_t>& hashes);
+  void write_kv(std::size_t group, void* cache, const BufferSet& set, const Counts& counts);
+  void roll_state(std::size_t group, void* cache, const BufferSet& set, const Counts& counts,
+                  std::vector<std::uint64_t>& hashes);
   std::uint64_t attend(std::size_t group, const BufferSet& set, std::int64_t request, std::int32_t position) const;
 
   Description description_;

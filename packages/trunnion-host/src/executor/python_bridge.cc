@@ -44,6 +44,7 @@ class PythonBackend final : public Backend {
   const BufferSet& buffer_set(std::int32_t index) override { return sets_[index]; }
   GilStats gil_stats() const override { return gil_stats_; }
   const RunnerCounters& runner_counters() const override { return *runner_counters_; }
+  KvEvents& kv_events() override { return *kv_events_; }
 
   const std::string& eager_reason(std::int32_t index) override {
     if (static_cast<std::size_t>(index) >= reasons_.size()) read_reasons();
@@ -135,6 +136,8 @@ class PythonBackend final : public Backend {
       counts_[i] = Reader{addresses.get()}.pointer<Counts*>("counts");
       steps[i] = checked(PyObject_CallMethod(executor.get(), "step", "i", i), judge.get());
     }
+    kv_events_ = std::make_unique<KvEvents>(cache_layers(description_), options.tp_size > 1);
+    checked(bind_kv_events(executor.get(), *kv_events_).release(), judge.get());
     classify_ = checked(PyObject_GetAttrString(executor.get(), "classify"), judge.get()).release();
     for (int i = 0; i < kNumBufferSets; ++i) steps_[i] = steps[i].release();
     executor_ = executor.release();
@@ -172,6 +175,7 @@ class PythonBackend final : public Backend {
   std::deque<std::string> reasons_;
   BufferSet sets_[kNumBufferSets];
   Description description_;
+  std::unique_ptr<KvEvents> kv_events_;
 };
 
 void check_program(const std::string& program) {

@@ -92,6 +92,21 @@ inline Ref options_dict(const trn_create_options& options, PyObject* target) {
       options.role, "keep_hidden", options.keep_hidden, "share_with", target));
 }
 
+/// Tell `executor` where the slots lie and which functions take them; what it returns, or NULL.
+inline Ref bind_kv_events(PyObject* executor, KvEvents& events) {
+  Ref sets(PyList_New(0));
+  for (std::int32_t set = 0; set < KvEvents::kNumSets; ++set) {
+    Ref addresses(PyList_New(0));
+    for (std::size_t layer = 0; layer < events.num_layers(); ++layer) {
+      PyList_Append(addresses.get(), Ref(PyLong_FromVoidPtr(&events.slot(set, layer))).get());
+    }
+    PyList_Append(sets.get(), addresses.get());
+  }
+  const Ref wait(PyLong_FromVoidPtr(reinterpret_cast<void*>(&wait_kv_slot)));
+  const Ref signal(PyLong_FromVoidPtr(reinterpret_cast<void*>(&signal_kv_slot)));
+  return Ref(PyObject_CallMethod(executor, "bind_kv_events", "OOO", wait.get(), signal.get(), sets.get()));
+}
+
 /// A tensor of the host's as torch.from_dlpack takes it: the memory stays the host's, the description is ours.
 struct LentTensor {
   DLManagedTensor managed{};

@@ -13,6 +13,7 @@ from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives
+from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
@@ -100,6 +101,10 @@ class Hardware(ABC):
         At most one step of each buffer set is in flight, so that one event per set will do.
         """
         return None
+
+    @abstractmethod
+    def kv_events(self, slots: KVEventSlots) -> KVEvents:
+        """How layers wait for and signal the host's events of a step; called once, before the first step."""
 
     @property
     def synchronous(self) -> bool:

@@ -67,6 +67,8 @@ class RunnerCounters:
     """Begin and end of the last step's plans, `time.perf_counter_ns`."""
     padded_tokens: int = 0
     """Rows computed beyond the steps' own."""
+    kv_event_steps: int = 0
+    """Steps whose layers waited for and signalled events of the host: never in a full graph."""
 
 
 class Runner(ABC):
@@ -88,7 +90,10 @@ class Runner(ABC):
 
     @abstractmethod
     def select(self, counts: BatchCounts) -> Bucket:
-        """The bucket of a step. Pure: it depends on nothing but the counts, so that all ranks choose alike."""
+        """The bucket of a step. Pure: it depends on nothing but the counts, so that all ranks choose alike.
+
+        Never FULL where `counts.has_kv_events` is set: inside a graph no layer can wait for the host.
+        """
 
     @abstractmethod
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:

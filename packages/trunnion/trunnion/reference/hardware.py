@@ -15,12 +15,14 @@ from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASp
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.collectives import GlooCollectives
+from trunnion.reference.kv_events import HostKVEvents
 from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion.reference.memory_profile import profile_memory
 from trunnion.reference.mla import ReferenceMLAGroup
@@ -61,6 +63,10 @@ class ReferenceHardware(Hardware):
         """See `trunnion.reference.memory_profile`."""
         assert isinstance(model, nn.Module), f"{type(model).__name__} is not a module"
         return profile_memory(model, max_num_tokens, max_logits_rows)
+
+    def kv_events(self, slots: KVEventSlots) -> KVEvents:
+        """See `trunnion.reference.kv_events`."""
+        return HostKVEvents(slots, None if self.synchronous else self.record_fence)
 
     def on_reference(self) -> Mapping[str, str]:
         own = OPERATORS.registered(torch._C._dispatch_key_for_device(self.device_type))

@@ -51,6 +51,9 @@ class Buckets:
         """The smallest bucket that holds the step. Pure: ranks that see the same counts choose alike."""
         length = counts.decode_query_len
         uniform = 0 < counts.num_reqs == counts.num_decodes and counts.num_tokens == counts.num_reqs * length
+        if counts.has_kv_events:
+            # A graph that holds the layers cannot wait for the host between them.
+            uniform = False
         if uniform and length in self.decodes and counts.num_reqs <= self.decodes[length][-1]:
             return self.full(_round_up(self.decodes[length], counts.num_reqs), length)
         return Bucket(

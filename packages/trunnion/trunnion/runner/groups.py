@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from trunnion.contract import CacheGroupSpec, CacheKind, Field, KVCacheSpec, Lay
 from trunnion.interfaces.attention import Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.kv_events import KVEventGate
 from trunnion.layers.group_layer import GroupLayer
 
 
@@ -37,6 +39,7 @@ class BoundGroups:
         device: torch.device,
         limits: Limits,
         breaks: BreakPoints | None = None,
+        gate: KVEventGate | None = None,
     ) -> None:
         layers = [module for module in model.modules() if isinstance(module, GroupLayer)]
         members: dict[GroupSpec, _Members] = {}
@@ -64,6 +67,9 @@ class BoundGroups:
                 for key in caches
             )
         )
+        # Cache layers are numbered over all cache groups: where each group's numbers begin.
+        begins = [0, *itertools.accumulate(len(group.layers) for group in self.cache_spec.groups)]
+        gate = KVEventGate() if gate is None else gate
         self.groups: list[Group] = []
         self._rows: list[tuple[int, list[int]]] = []
         self.required_fields = Field.REQUIRED
@@ -72,8 +78,9 @@ class BoundGroups:
             if reason is not None:
                 self.on_reference[f"{spec.kind.value} group"] = reason
             group = group_class(spec, len(entry.layers), device)
-            for index, layer in enumerate(entry.layers):
-                layer.bind(group, index, breaks)
+            begin = begins[group_of[spec]]
+            for index, (layer, row) in enumerate(zip(entry.layers, entry.rows, strict=True)):
+                layer.bind(group, index, breaks, gate.around(group.run, begin + row))  # type: ignore[attr-defined]
             self.groups.append(group)
             self._rows.append((group_of[spec], entry.rows))
             self.required_fields |= group_class.required_fields(spec)

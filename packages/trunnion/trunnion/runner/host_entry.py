@@ -25,6 +25,7 @@ from trunnion.contract import (
     Role,
 )
 from trunnion.errors import BatchRefused, TrunnionError
+from trunnion.interfaces.kv_events import KVEventSlots
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion.runner.step_counters import StepCounters
 
@@ -155,6 +156,11 @@ class HostedExecutor:
         for group, layer, name, capsule in tensors:
             caches[group][layer][name] = torch.from_dlpack(capsule)
         self._executor.bind_kv_cache(caches)
+
+    def bind_kv_events(self, wait: int, signal: int, addresses: Sequence[Sequence[int]]) -> None:
+        """As `ModelExecutor.bind_kv_events`; the arguments are the fields of `KVEventSlots`."""
+        slots = KVEventSlots(wait=wait, signal=signal, addresses=tuple(tuple(row) for row in addresses))
+        self._executor.bind_kv_events(slots)
 
     def warm_up(self) -> str:
         """The report as JSON."""

@@ -30,8 +30,9 @@ from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Fence, Hardware
+from trunnion.interfaces.kv_events import KVEventGate, KVEvents, KVEventSlots
 from trunnion.interfaces.model import CausalLM, DraftModel, ModelConfig, PoolingModel, output_kind
-from trunnion.interfaces.runner import RunnerCounters
+from trunnion.interfaces.runner import Bucket, Mode, RunnerCounters
 from trunnion.runner import draft
 from trunnion.runner.groups import BoundGroups
 from trunnion.runner.hidden_states import HiddenStates
@@ -84,7 +85,9 @@ class ModelExecutor:
         rows = config.limits.max_num_tokens, model_config.hidden_size, dtype, device
         self.hidden = HiddenStates(*rows) if config.keep_hidden or target is not None else None
         """Hidden states of the last step, by the row of its tokens, for a draft; None where they are not kept."""
-        self._groups = BoundGroups(model, hardware, device, config.limits, breaks)
+        self._gate = KVEventGate()
+        self._kv_events: KVEvents | None = None
+        self._groups = BoundGroups(model, hardware, device, config.limits, breaks, self._gate)
         self._device = device
         self._runner = hardware.create_runner(model, self._groups.groups, config.limits, breaks)
         self._inputs = InputBuffers(
@@ -242,6 +245,20 @@ class ModelExecutor:
         self._groups.bind_kv_cache(caches)
         self._caches = caches
 
+    def bind_kv_events(self, slots: KVEventSlots) -> None:
+        """Bind the slots of the host's events, once; steps whose counts say `has_kv_events` find theirs there.
+
+        Raises:
+            ValueError: bound before, or not one slot per buffer set and cache layer.
+        """
+        if self._kv_events is not None:
+            raise ValueError("KV events are bound already; they are bound once")
+        num_layers = sum(len(group.layers) for group in self._groups.cache_spec.groups)
+        found = [len(addresses) for addresses in slots.addresses]
+        if found != [num_layers] * NUM_BUFFER_SETS:
+            raise ValueError(f"expected {num_layers} slots for each of {NUM_BUFFER_SETS} buffer sets, got {found}")
+        self._kv_events = self._hardware.kv_events(slots)
+
     # Steps.
 
     def warm_up(self) -> WarmUpReport:
@@ -305,7 +322,10 @@ class ModelExecutor:
         step = self._inputs.stage(buffer_set, counts, bucket)
         if self._target is not None:
             self._take_hidden(step)
-        hidden, rows = self._runner.run(step, bucket)
+        if counts.has_kv_events:
+            hidden, rows = self._run_between_events(buffer_set, step, bucket)
+        else:
+            hidden, rows = self._runner.run(step, bucket)
         if self.hidden is not None:
             self.hidden.keep(hidden)
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
@@ -342,6 +362,19 @@ class ModelExecutor:
     def _check_items(self, items: Sequence[EncoderItem]) -> None:
         if items and not self.encoder_patch_dim:
             raise BatchRefused(f"encoder_items: there are {len(items)}, and this model takes no images")
+
+    def _run_between_events(
+        self, buffer_set: int, step: StepInputs, bucket: Bucket
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`Runner.run` of a step whose layers wait for the host, and tell it what they have written."""
+        if self._kv_events is None:
+            raise BatchRefused("kv_events: no slots are bound, so that no layer could find its events")
+        if bucket.mode is Mode.FULL:
+            raise RuntimeError(f"the runner chose {bucket} for a step with KV events: in a graph no layer can wait")
+        with self._gate.step(self._kv_events, buffer_set):
+            outputs = self._runner.run(step, bucket)
+        self._runner.counters.kv_event_steps += 1
+        return outputs
 
     def _check_free(self, buffer_set: int) -> None:
         pending = self._in_flight[buffer_set]

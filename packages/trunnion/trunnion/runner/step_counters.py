@@ -18,6 +18,7 @@ FIELDS = (
     "last_plan_begin_ns",
     "last_plan_end_ns",
     "num_eager_reasons",
+    "kv_event_steps",
 )
 """int64 values in this order, then `MAX_REASONS` counts of eager steps; `RunnerCounters` of backend.h."""
 MAX_REASONS = 16
@@ -54,6 +55,7 @@ class StepCounters:
         values[6] = begin_ns
         values[7] = end_ns
         values[8], values[9] = counters.last_plan_ns
+        values[11] = counters.kv_event_steps
         if counters.eager:
             self._write_eager()
 
