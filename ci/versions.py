@@ -102,9 +102,9 @@ def _with_specifier(match: re.Match[str], specs: Mapping[str, str]) -> str:
 
 
 def render_extras(text: str, names: Mapping[str, list[str]]) -> str:
-    """Replace the section `project.optional-dependencies`, the last of the file, by one extra per hardware folder."""
+    """Replace the section `project.optional-dependencies`, the last of the file, by the extras `names`."""
     head, mark, _ = text.partition("[project.optional-dependencies]\n")
-    extras = [f"{hardware} = {json.dumps(parts)}" for hardware, parts in names.items()]
+    extras = [f"{extra} = {json.dumps(parts)}" for extra, parts in names.items()]
     return head + mark + "\n".join(extras) + "\n" if mark else text
 
 
@@ -131,7 +131,7 @@ def expected_files(root: Path) -> dict[Path, str]:
     table, found = read_table(root), distributions(root)
     siblings = [dist.name for dist in found]
     common = [name for name in siblings if name in ("trunnion-host", "trunnion-models")]
-    extras = {dist.hardware: [dist.name, *common] for dist in found if dist.hardware}
+    extras = {dist.hardware: [dist.name, *common] for dist in found if dist.hardware} | table["extras"]
     files = {}
     for dist in found:
         text = dist.pyproject.read_text()

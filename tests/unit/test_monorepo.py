@@ -92,7 +92,7 @@ class TestVersions:
         root = write_tree(copy_machinery(tmp_path), {"hardware/toy/pyproject.toml": TOY})
         files = versions.expected_files(root)
         extras = tomllib.loads(files[root / "packages/trunnion/pyproject.toml"])["project"]["optional-dependencies"]
-        assert list(extras) == ["cpu", "toy"]
+        assert list(extras) == ["cpu", "toy", "images"]
         assert [requirement.split("==")[0] for requirement in extras["toy"]] == [
             "trunnion-toy",
             "trunnion-host",
@@ -110,8 +110,8 @@ class TestDistributions:
         project = tomllib.loads(dist.pyproject.read_text())["project"]
         declared = {re.split(r"[\[=<>~!; ]", requirement)[0] for requirement in project.get("dependencies", ())}
         declared = {IMPORT_NAMES.get(requirement, requirement) for requirement in declared}
-        # The command line starts the host where it is installed: the extras bring it.
-        optional = {"trunnion_host"} if name == "trunnion" else set()
+        # The command line starts the host where it is installed, and images are opened by Pillow: extras bring both.
+        optional = {"trunnion_host", "PIL"} if name == "trunnion" else set()
         assert imported - optional - declared == set(), "imported, not declared"
         # The host imports the common package from C++.
         siblings = {IMPORT_NAMES.get(sibling, sibling) for sibling in DISTRIBUTIONS}

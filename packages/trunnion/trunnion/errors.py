@@ -15,6 +15,10 @@ class ConfigError(TrunnionError, ValueError):
     """A `config.json` that lacks a field, or carries a value outside its limits."""
 
 
+class ImageError(TrunnionError, ValueError):
+    """An image of a prompt that cannot be read, or cut into patches, as given."""
+
+
 class WeightsError(TrunnionError, ValueError):
     """A checkpoint whose tensors do not add up to the model: missing, unexpected, duplicated or of a wrong shape."""
 

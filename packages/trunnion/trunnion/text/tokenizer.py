@@ -138,11 +138,12 @@ def _add_missing_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], special
 
 
 def _folder_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """`chat_template.jinja` before the entry in the configuration; of several the one named `default`."""
+    """`chat_template.jinja`, then `chat_template.json` (older processors), then the entry in the configuration; of
+    several the one named `default`."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+    template = _read_if_there(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
     if isinstance(template, Mapping):
