@@ -26,6 +26,11 @@ def _rotary(noise: Noise, rows: int, rotary_dim: int, interleaved: bool) -> Argu
     return [noise(rows, 3, 16), noise(rows, 1, 16), positions, _rope_table(50, rotary_dim), interleaved]
 
 
+def _mrope(noise: Noise, rows: int, section: list[int]) -> Arguments:
+    positions = torch.randint(0, 50, (rows, 3), dtype=torch.int32)
+    return [noise(rows, 3, 16), noise(rows, 1, 16), positions, _rope_table(50, 2 * sum(section)), section]
+
+
 def _logits(rows: int, experts: int) -> torch.Tensor:
     """No two experts close enough for rounding to choose."""
     order = torch.argsort(torch.rand(rows, experts), dim=1)
@@ -64,6 +69,10 @@ CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
         "halves": lambda noise, rows: _rotary(noise, rows, 16, False),
         "interleaved": lambda noise, rows: _rotary(noise, rows, 16, True),
         "partial": lambda noise, rows: _rotary(noise, rows, 6, False),
+    },
+    "mrope_embedding": {
+        "one-run-each": lambda noise, rows: _mrope(noise, rows, [2, 3, 3]),
+        "twice-in-turn": lambda noise, rows: _mrope(noise, rows, [1, 2, 1, 2, 1, 1]),
     },
     "silu_and_mul": {"plain": lambda noise, rows: [noise(rows, 22)]},
     "gelu_tanh_and_mul": {"plain": lambda noise, rows: [noise(rows, 22)]},

@@ -8,8 +8,9 @@ the results equal those of `transformers` for a request of that length.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ from trunnion.errors import ConfigError, UnsupportedError
 ALIASES = {"su": "longrope"}
 """Older names of rope types (Phi-3's first release)."""
 
-UNSUPPORTED_KEYS = ("mrope_section", "short_mscale", "long_mscale", "alpha")
-"""Settings that would change the result and are not implemented."""
+UNSUPPORTED_KEYS = ("mrope_section", "mrope_interleaved", "short_mscale", "long_mscale", "alpha")
+"""Settings that would change the result and are not implemented; for `read_mrope` all but the first are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class RopeParameters:
     high_freq_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    mrope_section: tuple[int, ...] = ()
+    """Rotated pairs that turn by the time, height and width position, in turn; empty where there is one position."""
 
     @property
     def max_model_len(self) -> int:
@@ -80,13 +83,41 @@ def read_rope(
         ConfigError: a field is missing or out of range.
         UnsupportedError: the rope type, or a setting that would change the result, is not implemented.
     """
-    max_position = _integer(config, "max_position_embeddings")
     entry, theta = _entry(config, layer_type, default_theta)
+    return _read(config, entry, theta)
+
+
+def read_mrope(
+    config: Mapping[str, Any], head_dim: int, default_section: Sequence[int], *, default_theta: float = 10000.0
+) -> RopeParameters:
+    """Read a rope with a position per axis (Qwen2-VL, arXiv:2409.12191): `read_rope`'s spellings, and `mrope_section`.
+
+    The type `mrope` is `default` by its older name.
+
+    Raises:
+        ConfigError: as `read_rope`, or sections that do not add up to `head_dim` / 2.
+        UnsupportedError: as `read_rope`.
+    """
+    given, theta = _entry(config, None, default_theta)
+    section = given.get("mrope_section") or default_section
+    if not all(type(size) is int and size > 0 for size in section) or sum(section) != head_dim // 2:
+        raise ConfigError(f"mrope_section {list(section)} does not add up to half of head_dim {head_dim}")
+    if len(section) % 3:
+        raise ConfigError(f"mrope_section {list(section)} does not name time, height and width in turn")
+    entry = {key: value for key, value in given.items() if key != "mrope_section"}
+    for key in ("rope_type", "type"):
+        if entry.get(key) == "mrope":
+            entry[key] = "default"
+    return dataclasses.replace(_read(config, entry, theta), mrope_section=tuple(section))
+
+
+def _read(config: Mapping[str, Any], entry: Mapping[str, Any], theta: float | None) -> RopeParameters:
+    max_position = _integer(config, "max_position_embeddings")
     rope_type = entry.get("rope_type", entry.get("type", "default"))
     rope_type = ALIASES.get(rope_type, rope_type)
     if rope_type not in _FORMULAS:
         raise UnsupportedError(f"unsupported rope type {rope_type!r}; choices: {', '.join(sorted(_FORMULAS))}")
-    refused = [key for key in UNSUPPORTED_KEYS if entry.get(key) is not None]
+    refused = [key for key in UNSUPPORTED_KEYS if entry.get(key)]
     if refused:
         raise UnsupportedError(f"unsupported rope setting {refused[0]!r} (rope type {rope_type!r})")
     partial = entry.get("partial_rotary_factor", config.get("partial_rotary_factor"))

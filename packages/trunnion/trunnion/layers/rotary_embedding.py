@@ -13,6 +13,8 @@ from trunnion.rope import RopeParameters, cos_sin_table
 class RotaryEmbedding(nn.Module):
     """`rope(positions, q, k) -> q, k`. Build one per rope of a model and hand it to the layers: the table is large.
 
+    A rope with an `mrope_section` takes positions [T, 3] (time, height, width), any other [T].
+
     The table covers `ctx.max_model_len` positions (`max_position` if that is None) and is real even when the model is
     built on the meta device; `cos_sin_cache` [positions, rotary_dim] float32 is a buffer that no checkpoint holds.
     """
@@ -26,9 +28,14 @@ class RotaryEmbedding(nn.Module):
         self.rope = rope
         self.interleaved = interleaved
         self.rotary_dim = rope.rotary_dim(head_dim)
+        self.mrope_section = list(rope.mrope_section)
+        if interleaved and self.mrope_section:
+            raise ValueError("a rope with an mrope_section is not interleaved")
         cache = cos_sin_table(rope, self.rotary_dim, ctx.max_model_len or max_position)
         self.register_buffer("cos_sin_cache", cache, persistent=False)
 
     def forward(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [T], q [T, H, D], k [T, Hk, D] -> rotated q, k."""
+        """positions [T] or [T, 3], q [T, H, D], k [T, Hk, D] -> rotated q, k."""
+        if self.mrope_section:
+            return torch.ops.trunnion.mrope_embedding(q, k, positions, self.cos_sin_cache, self.mrope_section)
         return torch.ops.trunnion.rotary_embedding(q, k, positions, self.cos_sin_cache, self.interleaved)

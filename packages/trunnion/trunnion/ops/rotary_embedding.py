@@ -44,3 +44,29 @@ def rotary_embedding(
     """
     cos, sin = cos_sin_cache.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, R]
     return _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)
+
+
+def _fake_mrope_embedding(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, section: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_rotary_embedding(q, k, positions, cos_sin_cache, False)
+
+
+@define(
+    "mrope_embedding(Tensor q, Tensor k, Tensor positions, Tensor cos_sin_cache, int[] section) -> (Tensor, Tensor)",
+    fake=_fake_mrope_embedding,
+)
+def mrope_embedding(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, section: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [T, H, D], k [T, Hk, D], positions [T, 3], cos_sin_cache [max_position, rotary_dim] float32 -> rotated (q, k).
+
+    The rotated pairs are cut into runs of `section` pairs, which add up to rotary_dim / 2; run i turns by the position
+    on axis i mod 3 (Qwen2-VL, arXiv:2409.12191). All else is `rotary_embedding`'s, not interleaved.
+    """
+    rows = cos_sin_cache.index_select(0, positions.flatten()).unflatten(0, (-1, 3))  # [T, 3, rotary_dim]
+    cos, sin = (
+        torch.cat([run[:, axis % 3] for axis, run in enumerate(half.split(section, dim=-1))], dim=-1).unsqueeze(1)
+        for half in rows.chunk(2, dim=-1)
+    )  # [T, 1, R]
+    return _rotate(q, cos, sin, False), _rotate(k, cos, sin, False)
