@@ -95,6 +95,8 @@ class StepInputs:
     """Groups run inside the graph: each of the device's requests, padding included, has `T / B` tokens."""
     hidden_states: torch.Tensor | None = None
     """Of a draft: the hidden states that go with the device's tokens, [T, hidden_size], always at the same address."""
+    encoder_pool: torch.Tensor | None = None
+    """[max_encoder_rows, hidden_size] on the device: what images were encoded to; `encoder_indices` name its rows."""
 
 
 class Group(ABC):

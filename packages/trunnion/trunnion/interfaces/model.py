@@ -100,6 +100,31 @@ class DraftModel(Protocol):
         ...
 
 
+@runtime_checkable
+class MultiModal(CausalLM, Protocol):
+    """A language model that also takes images: a `CausalLM` whose tokens may be rows of an encoder's output.
+
+    `forward` is given `inputs_embeds` in which rows of `encode` stand for the tokens of images.
+    """
+
+    encoder_patch_dim: int
+    """Numbers of one patch."""
+    patches_per_row: int
+    """Patches that become one row."""
+
+    def num_encoder_rows(self, grid: tuple[int, int, int]) -> int:
+        """Rows, and placeholder tokens, of an image of `grid` (t, h, w) patches; ValueError if it cannot be cut so."""
+        ...
+
+    def encode(self, pixels: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """One image's patches [t * h * w, encoder_patch_dim] float32 on the device -> [num_rows, hidden_size]."""
+        ...
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids [T] -> [T, hidden_size]: what `forward` does without `inputs_embeds`."""
+        ...
+
+
 Model = CausalLM | PoolingModel | DraftModel
 """What an executor runs."""
 

@@ -14,7 +14,7 @@ import torch
 
 from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import Group, StepInputs
-from trunnion.interfaces.model import DraftModel, Model, output_head
+from trunnion.interfaces.model import DraftModel, Model, MultiModal, output_head
 
 
 class Mode(str, Enum):
@@ -69,6 +69,8 @@ class RunnerCounters:
     """Rows computed beyond the steps' own."""
     kv_event_steps: int = 0
     """Steps whose layers waited for and signalled events of the host: never in a full graph."""
+    encodes: int = 0
+    """Images encoded, each of them by the model's Python before its step."""
 
 
 class Runner(ABC):
@@ -111,12 +113,22 @@ class Runner(ABC):
         """
 
     def forward(self, step: StepInputs) -> torch.Tensor:
-        """Call the model on the step's device tensors -> hidden states [T, H]; what a runner captures as its body."""
+        """Call the model on the step's device tensors -> hidden states [T, H]; what a runner captures as its body.
+
+        Rows of the encoder pool take the place of embeddings here, so that captured steps read pool and indices at
+        their addresses. A token without a row takes nothing from the pool, whatever lies there.
+        """
         inputs = step.device
-        if self._draft is None:
+        if self._draft is not None:
+            assert step.hidden_states is not None, "a step of a draft has hidden states"
+            return self._draft.forward(inputs.input_ids, inputs.positions, step.hidden_states)
+        if step.encoder_pool is None:
             return self.model.forward(inputs.input_ids, inputs.positions)  # type: ignore[call-arg]
-        assert step.hidden_states is not None, "a step of a draft has hidden states"
-        return self._draft.forward(inputs.input_ids, inputs.positions, step.hidden_states)
+        assert isinstance(self.model, MultiModal) and inputs.encoder_indices is not None, "a pool has who reads it"
+        rows = step.encoder_pool.index_select(0, inputs.encoder_indices.clamp(min=0))  # [T, H]
+        is_image = (inputs.encoder_indices >= 0).unsqueeze(-1)
+        embeds = torch.where(is_image, rows, self.model.embed(inputs.input_ids))
+        return self.model.forward(inputs.input_ids, inputs.positions, embeds)
 
     def plan(self, step: StepInputs) -> None:
         """Plan every group, once per step, and count it."""

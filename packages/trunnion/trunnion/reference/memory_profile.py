@@ -6,6 +6,7 @@ from torch import nn
 
 from trunnion.contract import MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, MLASpec
+from trunnion.interfaces.model import MultiModal
 from trunnion.layers.group_layer import GroupLayer
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -35,6 +36,12 @@ def profile_memory(model: nn.Module, max_num_tokens: int, max_logits_rows: int) 
         * (LIVE_ROWS * max_num_tokens * _widest_row(model) + LIVE_LOGITS * max_logits_rows * _vocab_rows(model)),
         workspaces=max((_workspace(spec, max_num_tokens, longest) for spec in specs), default=0),
     )
+
+
+def profile_encoder(model: MultiModal, max_encoder_rows: int) -> int:
+    """Bytes of encoding one image that fills the pool. Its attention is torch's, which keeps no scores."""
+    assert isinstance(model, nn.Module), f"{type(model).__name__} is not a module"
+    return FLOAT_BYTES * LIVE_ROWS * max_encoder_rows * model.patches_per_row * _widest_row(model)
 
 
 def _widest_row(model: nn.Module) -> int:

@@ -251,6 +251,9 @@ def _checked_rows(
         raise BatchRefused(f"{name}: has {tensor.shape[0]} rows, the step needs {rows}")
     if rows > field.shape[0]:
         raise BatchRefused(f"{name}: needs {rows} rows, the limits allow {field.shape[0]}")
+    layout = FieldLayout(name=name, shape=tuple(field.shape))
+    if tensor.dim() == 2 and tensor.shape[1] != field.shape[1] and not layout.is_table:
+        raise BatchRefused(f"{name}: has {tensor.shape[1]} columns, expected {field.shape[1]}")
     if tensor.dim() == 2 and tensor.shape[1] > field.shape[1]:
         raise BatchRefused(f"{name}: has {tensor.shape[1]} columns, the limits allow {field.shape[1]}")
     return tensor, rows
@@ -304,10 +307,12 @@ class InputBuffers:
         on_host: bool,
         num_position_axes: int = 1,
         hidden_states: HiddenStates | None = None,
+        encoder_pool: torch.Tensor | None = None,
         kept_views: int = 64,
     ) -> None:
         layouts = field_layouts(limits, spec, required, num_position_axes)
         self._num_groups = len(spec.groups)
+        self._encoder_pool = encoder_pool
         self._kept_views = kept_views
         self.hidden_states = hidden_states
         self.sets = [
@@ -326,11 +331,11 @@ class InputBuffers:
             hidden = self.hidden_states.first(bucket.num_tokens)
         host = self._cut(buffer_set, lent, (counts.num_tokens, counts.num_reqs, counts.num_logits))
         if self.device_block is None:
-            return StepInputs(counts, host, host, hidden_states=hidden)
+            return StepInputs(counts, host, host, hidden_states=hidden, encoder_pool=self._encoder_pool)
         lent.pad(counts, bucket)
         self._upload(lent, self.device_block, counts, bucket)
         device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits))
-        return StepInputs(counts, host, device, bucket.mode is Mode.FULL, hidden)
+        return StepInputs(counts, host, device, bucket.mode is Mode.FULL, hidden, self._encoder_pool)
 
     def output_rows(self, buffer_set: int, rows: int) -> torch.Tensor:
         """The set's output rows `[0, rows)`."""

@@ -31,9 +31,11 @@ from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Fence, Hardware
 from trunnion.interfaces.kv_events import KVEventGate, KVEvents, KVEventSlots
-from trunnion.interfaces.model import CausalLM, DraftModel, ModelConfig, PoolingModel, output_kind
+from trunnion.interfaces.model import CausalLM, DraftModel, ModelConfig, MultiModal, PoolingModel, output_kind
 from trunnion.interfaces.runner import Bucket, Mode, RunnerCounters
+from trunnion.reference.memory_profile import profile_encoder
 from trunnion.runner import draft
+from trunnion.runner.encoder_pool import EncoderPool
 from trunnion.runner.groups import BoundGroups
 from trunnion.runner.hidden_states import HiddenStates
 from trunnion.runner.input_buffers import NUM_BUFFER_SETS, BufferSet, InputBuffers
@@ -74,8 +76,8 @@ class ModelExecutor:
         self.output_kind = output_kind(model)
         self.output_width = model.embedding_size if isinstance(model, PoolingModel) else self.vocab_size
         """Columns of an output row."""
-        self.num_position_axes = 1
-        self.encoder_patch_dim = 0
+        self.num_position_axes: int = getattr(model, "num_position_axes", 1)
+        self.encoder_patch_dim = model.encoder_patch_dim if isinstance(model, MultiModal) else 0
         """Columns of an image's patches; 0 = the model takes no images."""
         self._hardware = hardware
         self._parallel = parallel
@@ -85,6 +87,11 @@ class ModelExecutor:
         rows = config.limits.max_num_tokens, model_config.hidden_size, dtype, device
         self.hidden = HiddenStates(*rows) if config.keep_hidden or target is not None else None
         """Hidden states of the last step, by the row of its tokens, for a draft; None where they are not kept."""
+        self._encoder_pool: EncoderPool | None = None
+        if isinstance(model, MultiModal) and config.limits.max_encoder_rows:
+            self._encoder_pool = EncoderPool(
+                model, config.limits.max_encoder_rows, model_config.hidden_size, dtype=dtype, device=device
+            )
         self._gate = KVEventGate()
         self._kv_events: KVEvents | None = None
         self._groups = BoundGroups(model, hardware, device, config.limits, breaks, self._gate)
@@ -100,6 +107,7 @@ class ModelExecutor:
             on_host=hardware.uses_host_memory,
             num_position_axes=self.num_position_axes,
             hidden_states=None if target is None else HiddenStates(*rows),
+            encoder_pool=None if self._encoder_pool is None else self._encoder_pool.rows,
         )
         self._cut: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: list[LayerCaches] | None = None
@@ -180,14 +188,25 @@ class ModelExecutor:
 
     def required_fields(self) -> Field:
         """Metadata the backends read beyond the required fields; the host builds exactly these."""
-        return self._groups.required_fields | (Field.REQUIRED if self._target is None else Field.HIDDEN_INDICES)
+        fields = self._groups.required_fields
+        fields |= Field.REQUIRED if self._target is None else Field.HIDDEN_INDICES
+        return fields | (Field.REQUIRED if self._encoder_pool is None else Field.ENCODER_INDICES)
 
     def memory_profile(self) -> MemoryProfile:
         """Upper bounds in bytes, caches not included, and neither what a draft shares with its target."""
         profile = self._hardware.memory_profile(self._model, self.limits.max_num_tokens, self.limits.max_logits_rows)
         shared = 0 if self._target is None else draft.shared_bytes(self._model)
-        hidden = sum(states.nbytes for states in (self.hidden, self._inputs.hidden_states) if states is not None)
-        return dataclasses.replace(profile, weights=profile.weights - shared, workspaces=profile.workspaces + hidden)
+        kept = sum(states.nbytes for states in (self.hidden, self._inputs.hidden_states) if states is not None)
+        encoding = 0
+        if self._encoder_pool is not None:
+            kept += self._encoder_pool.rows.nbytes
+            encoding = profile_encoder(self._model, self.limits.max_encoder_rows)
+        return dataclasses.replace(
+            profile,
+            weights=profile.weights - shared,
+            activations=profile.activations + encoding,
+            workspaces=profile.workspaces + kept,
+        )
 
     @property
     def counters(self) -> RunnerCounters:
@@ -269,6 +288,8 @@ class ModelExecutor:
         started = time.perf_counter()
         self._parallel.collectives.join()
         self._runner.warm_up(report, self._inputs)
+        if self._encoder_pool is not None:
+            report.eager["images"] = "encoded one by one by the model's Python, before the step that needs them"
         report.seconds = time.perf_counter() - started
         return report
 
@@ -284,7 +305,7 @@ class ModelExecutor:
         self._check_counts(batch.counts)
         self._check_items(batch.encoder_items)
         self._inputs.sets[buffer_set].adopt(batch)
-        return self._run(buffer_set, batch.counts)
+        return self._run(buffer_set, batch.counts, batch.encoder_items)
 
     def execute_set(self, buffer_set: int, encoder_items: Sequence[EncoderItem] = ()) -> ForwardOutput:
         """One forward of what the host has written to the lent buffers: the path of every step.
@@ -297,7 +318,7 @@ class ModelExecutor:
         """
         self._check_free(buffer_set)
         self._check_items(encoder_items)
-        return self._run(buffer_set, self._inputs.sets[buffer_set].read_counts())
+        return self._run(buffer_set, self._inputs.sets[buffer_set].read_counts(), encoder_items)
 
     def wait(self, fence: int) -> None:
         """Block until the step of `fence` is done."""
@@ -315,9 +336,12 @@ class ModelExecutor:
         if self._target is None:
             self._parallel.collectives.close()
 
-    def _run(self, buffer_set: int, counts: BatchCounts) -> ForwardOutput:
+    def _run(self, buffer_set: int, counts: BatchCounts, items: Sequence[EncoderItem]) -> ForwardOutput:
         if self._caches is None:
             raise BatchRefused("execute comes after bind_kv_cache")
+        if items and self._encoder_pool is not None:
+            self._encoder_pool.encode(items)
+            self._runner.counters.encodes += len(items)
         bucket = self._runner.select(counts)
         step = self._inputs.stage(buffer_set, counts, bucket)
         if self._target is not None:
@@ -360,8 +384,13 @@ class ModelExecutor:
         return cut
 
     def _check_items(self, items: Sequence[EncoderItem]) -> None:
-        if items and not self.encoder_patch_dim:
+        if not items:
+            return
+        if not self.encoder_patch_dim:
             raise BatchRefused(f"encoder_items: there are {len(items)}, and this model takes no images")
+        if self._encoder_pool is None:
+            raise BatchRefused(f"encoder_items: there are {len(items)}, and there is no pool (max_encoder_rows is 0)")
+        self._encoder_pool.check(items)
 
     def _run_between_events(
         self, buffer_set: int, step: StepInputs, bucket: Bucket
