@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BASE = ("contract", "errors", "interfaces")
 """What the agreement between packages consists of."""
-MODELS_MAY = (*BASE, "config", "layers", "ops", "rope", "weights")
+MODELS_MAY = (*BASE, "config", "hf_config", "layers", "ops", "rope", "weights")
 HARDWARE_MAY = (*BASE, "config", "ops", "reference", "debug", "layers")
 HARDWARE_MAY_OF_RUNNER = ("input_buffers", "buckets", "graph_break")
 LAYERS_MAY_NOT = ("cli", "debug", "reference", "registry", "runner")

@@ -15,6 +15,16 @@ BF16_RATIO = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
+class CardImage:
+    """An image in one of a card's sequences; what it shows is random."""
+
+    sequence: int
+    first_token: int
+    grid: tuple[int, int, int]
+    """Patches along time, height and width."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """One row of the matrix.
 
@@ -32,6 +42,8 @@ class Card:
     """The card is a pooling model and its checkpoint says so; its embeddings are compared instead of logits."""
     draft: bool = False
     """The card is the head that drafts for the architecture; its logits on the decoder's hidden states are compared."""
+    images: tuple[CardImage, ...] = ()
+    """Of a vision-language model; those of one sequence in order, with text between them."""
     quick: bool = False
     """In the short list that runs with every change; one per family, one of its pooling models, one of its heads."""
     notes: str = ""

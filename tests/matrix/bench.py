@@ -16,7 +16,7 @@ from trunnion_models.card import Card
 
 from .draft_double import FollowedHost, make_pair
 from .hf_reference import Reference
-from .host_double import HostDouble
+from .host_double import HostDouble, Request
 
 SEQUENCES_AT_ONCE = 4
 """As many requests as any mode keeps alive at full length."""
@@ -35,6 +35,13 @@ class Bench:
     def sequence(self, index: int) -> list[int]:
         """The tokens of the card's sequence `index`."""
         return self.reference.sequences[index][: self.card.seq_lens[index]]
+
+    def add(self, index: int) -> Request:
+        """The card's sequence `index` as a new request."""
+        tokens, positions = self.sequence(index), self.reference.positions
+        if positions is None:
+            return self.host.add(tokens)
+        return self.host.add(tokens, positions[index], self.reference.images[index])
 
     def close(self) -> None:
         self.executor.close()
@@ -57,6 +64,7 @@ def load_bench(
         max_model_len=card.max_model_len,
         max_logits_rows=total,
         block_size=card.block_size,
+        max_encoder_rows=encoder_rows(card, SEQUENCES_AT_ONCE),
     )
     package = package if execution is None else package.limited_to(execution)
     num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
@@ -67,6 +75,13 @@ def load_bench(
         ExecutorConfig(model=reference.folder, hardware=hardware, limits=limits, dtype=dtype, **parallel), package
     )
     return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor)
+
+
+def encoder_rows(card: Card, num_seqs: int) -> int:
+    """Rows of a pool in which `num_seqs` requests find room, however it is used up; 0 without images."""
+    merged = card.config.get("vision_config", {}).get("spatial_merge_size", 1) ** 2
+    largest = max((image.grid[0] * image.grid[1] * image.grid[2] // merged for image in card.images), default=0)
+    return 2 * num_seqs * len(card.images) * largest
 
 
 class Comparison:

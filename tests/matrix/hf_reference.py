@@ -9,12 +9,21 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from trunnion.config import PoolingConfig
 from trunnion_models.card import Card
 
+from .hf_images import Images, make_images, place, positions_of, run_with_images
 from .mtp_reference import MTPReference
 
 SEED = 1234
@@ -37,6 +46,13 @@ class Reference:
     own_error: torch.Tensor | None
     """Same shape: what the reference implementation itself loses in bfloat16; None in float32."""
     card: Card
+    positions: torch.Tensor | None = None
+    """[sequences, max_model_len, 3] int32 of a vision-language model."""
+
+    @property
+    def images(self) -> Images:
+        """Those in the sequences."""
+        return make_images(self.card)
 
 
 def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
@@ -53,10 +69,13 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
     (folder / "config.json").write_text(json.dumps(config))
     if card.pooling is not None:
         _write_sentence_transformers_files(card.pooling, folder)
-    ids = _choose_sequences(card, folder)
+    ids, positions = _choose_sequences(card, folder), None
+    if card.images:
+        ids = place(ids, card)
+        positions = positions_of(_load(folder, torch.float32), ids, card)
     rows = _rows(folder, torch.float32, ids, card)
     own_error = None if dtype == torch.float32 else _rows(folder, dtype, ids, card) - rows
-    return Reference(folder, ids.tolist(), rows, own_error, card)
+    return Reference(folder, ids.tolist(), rows, own_error, card, positions)
 
 
 def sensitivity(reference: Reference) -> float:
@@ -75,6 +94,8 @@ def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, card: Card) -> to
         target, head = _load(folder, dtype), load_head(folder, dtype)
         hidden = target.model(ids[:, :-1], use_cache=False).last_hidden_state
         return target.lm_head(head(target.model.embed_tokens(ids[:, 1:]), hidden)).float()
+    if card.images:
+        return run_with_images(_load(folder, dtype), ids, card).float()
     pooling = card.pooling
     if pooling is None:
         return _load(folder, dtype)(ids, use_cache=False).logits.float()
@@ -116,7 +137,9 @@ def save_with_head(folder: Path, head: MTPReference) -> None:
 
 
 def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    return auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 @torch.inference_mode()
@@ -132,7 +155,7 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
     named = [*model.named_modules(), *(head.named_modules() if head is not None else ())]
     routers = [module for name, module in named if name.endswith("mlp.gate")]
     shape = (len(card.seq_lens) * (CANDIDATES if routers else 1), card.max_model_len)
-    ids = torch.randint(0, card.config["vocab_size"], shape, generator=generator)
+    ids = torch.randint(0, _vocab_size(card), shape, generator=generator)
     if not routers:
         return ids
     gaps: list[torch.Tensor] = []
@@ -149,6 +172,10 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
         smallest[chosen] = -1.0
         chosen.append(int(smallest.argmax()))
     return ids[chosen]
+
+
+def _vocab_size(card: Card) -> int:
+    return int(card.config.get("text_config", card.config)["vocab_size"])
 
 
 def _gap(card: Card, router_logits: torch.Tensor) -> torch.Tensor:
@@ -169,6 +196,8 @@ def _random_model(card: Card) -> PreTrainedModel:
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, architectures=[card.architecture])
     torch.manual_seed(SEED)
     auto = AutoModelForCausalLM if card.pooling is None else AutoModel
+    if card.images:
+        auto = AutoModelForImageTextToText
     model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():

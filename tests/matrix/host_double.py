@@ -16,6 +16,9 @@ import torch
 from trunnion.contract import COUNT_FIELDS, BatchCounts, CacheGroupSpec, CacheKind, GroupTensors
 from trunnion.runner.model_executor import ModelExecutor
 
+from .hf_images import ReferenceImage
+from .image_rows import ImageRows
+
 JUNK = -987_654_321
 """What unused elements of the lent buffers hold."""
 
@@ -86,6 +89,11 @@ class Request:
     kv_start: list[int] = field(default_factory=list)
     column: int = 0
     """Which of its states holds what was computed last, in every recurrent group."""
+    positions: torch.Tensor | None = None
+    """[tokens, axes] int32; None: each token's index, on every axis."""
+    images: Sequence[ReferenceImage] = ()
+    rows: dict[int, range] = field(default_factory=dict)
+    """Per image whose tokens are under way: its rows of the encoder pool."""
 
     @property
     def remaining(self) -> int:
@@ -129,6 +137,7 @@ class HostDouble:
         self.pools = [Pool(group, num_blocks, device, self.rng) for group in executor.kv_cache_spec().groups]
         executor.bind_kv_cache([pool.caches for pool in self.pools])
         executor.warm_up()
+        self.image_rows = ImageRows(executor, self.rng)
         self.steps = 0
         self.first_rows: list[int] = []
 
@@ -137,14 +146,23 @@ class HostDouble:
         self.rng.seed(seed)
         for pool in self.pools:
             pool.reset()
+        self.image_rows.reset()
 
     @property
     def has_recurrent(self) -> bool:
         return any(pool.is_recurrent for pool in self.pools)
 
-    def add(self, tokens: Sequence[int]) -> Request:
+    def add(
+        self, tokens: Sequence[int], positions: torch.Tensor | None = None, images: Sequence[ReferenceImage] = ()
+    ) -> Request:
         """A request with nothing cached."""
-        return Request(tokens=tokens, blocks=self._take_states(), kv_start=[0] * len(self.pools))
+        return Request(
+            tokens=tokens,
+            blocks=self._take_states(),
+            kv_start=[0] * len(self.pools),
+            positions=positions,
+            images=images,
+        )
 
     def _take_states(self) -> list[list[int]]:
         """Per group: all states that a request will ever have; no blocks yet."""
@@ -161,7 +179,7 @@ class HostDouble:
         assert list(tokens[:cached]) == list(source.tokens[:cached]), "a hit needs equal tokens"
         sizes = {pool.spec.block_size for pool in self.pools}
         cached = min(cached, (len(tokens) - 1) // max(sizes) * max(sizes))
-        request = Request(tokens=tokens, computed=cached)
+        request = Request(tokens=tokens, computed=cached, positions=source.positions, images=source.images)
         for pool, blocks, start in zip(self.pools, source.blocks, source.kv_start, strict=True):
             assert not pool.is_recurrent and start == 0, "only a source whose blocks are all there can be shared"
             assert cached % pool.spec.block_size == 0, "only whole blocks are shared"
@@ -174,6 +192,7 @@ class HostDouble:
         for pool, blocks in zip(self.pools, request.blocks, strict=True):
             for block in blocks:
                 pool.drop(block)
+        self.image_rows.drop_all(request)
         request.blocks = self._take_states()
         request.kv_start = [0] * len(self.pools)
         request.computed = request.column = 0
@@ -183,6 +202,7 @@ class HostDouble:
         for pool, blocks in zip(self.pools, request.blocks, strict=True):
             for block in blocks:
                 pool.drop(block)
+        self.image_rows.drop_all(request)
         request.blocks = []
 
     def step(self, chunks: Iterable[Chunk], query_len: int = 1) -> list[torch.Tensor]:
@@ -198,7 +218,7 @@ class HostDouble:
         buffer_set = self.steps % len(self.executor.input_buffers())
         self.steps += 1
         num_logits = self._fill(buffer_set, batch, query_len)
-        output = self.executor.execute_set(buffer_set)
+        output = self.executor.execute_set(buffer_set, self.image_rows.items(batch))
         self.executor.wait(output.fence)
         lent = output.logits if output.pooled is None else output.pooled
         assert lent is not None and lent.dtype == torch.float32, "the contract's output rows are float32"
@@ -208,6 +228,7 @@ class HostDouble:
         self.first_rows = [starts[order.index(index)] for index in range(len(given))]
         for chunk in batch:
             chunk.advance(query_len)
+            self.image_rows.drop_behind(chunk.request)
         parts = rows.split([len(chunk.wanted) for chunk in batch])
         return [parts[order.index(index)] for index in range(len(given))]
 
@@ -238,7 +259,14 @@ class HostDouble:
             starts.append(starts[-1] + chunk.count)
         spans = [range(chunk.request.computed, chunk.request.computed + chunk.count) for chunk in batch]
         _write(tensors.input_ids, [c.request.tokens[p] for c, span in zip(batch, spans, strict=True) for p in span])
-        _write(tensors.positions, [p for span in spans for p in span])
+        axes = self.executor.num_position_axes
+        _write(
+            tensors.positions,
+            [position for c, span in zip(batch, spans, strict=True) for position in _positions(c.request, span, axes)],
+        )
+        if tensors.encoder_indices is not None:
+            self.image_rows.reserve(batch)
+            _write(tensors.encoder_indices, self.image_rows.indices(batch))
         _write(tensors.query_start_loc, starts)
         _write(tensors.seq_lens, [span.stop for span in spans])
         wanted = [start + row for start, chunk in zip(starts, batch, strict=False) for row in chunk.wanted]
@@ -299,7 +327,14 @@ class HostDouble:
                 _write(field_tensor, values)
 
 
-def _write(target: torch.Tensor | None, values: Sequence[int]) -> None:
+def _positions(request: Request, span: range, axes: int) -> Sequence[int | list[int]]:
+    if axes == 1:
+        return span
+    return [[p] * axes if request.positions is None else request.positions[p].tolist() for p in span]
+
+
+def _write(target: torch.Tensor | None, values: Sequence[int | list[int]]) -> None:
     assert target is not None, "the executor lends this field"
     assert len(values) <= target.shape[0], f"{len(values)} values for a buffer of {target.shape[0]}"
-    target[: len(values)] = torch.tensor(values, dtype=torch.int32)
+    if values:
+        target[: len(values)] = torch.tensor(values, dtype=torch.int32)

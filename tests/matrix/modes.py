@@ -15,10 +15,10 @@ def whole(bench: Bench, seen: Comparison) -> None:
     """Each prompt alone, in one step; then all of them in one step."""
     host, count = bench.host, len(bench.card.seq_lens)
     for index in range(count):
-        request = host.add(bench.sequence(index))
+        request = bench.add(index)
         seen.add(index, 0, host.step([Chunk(request, request.remaining)])[0])
         host.finish(request)
-    requests = [host.add(bench.sequence(index)) for index in range(count)]
+    requests = [bench.add(index) for index in range(count)]
     for index, rows in enumerate(host.step([Chunk(request, request.remaining) for request in requests])):
         seen.add(index, 0, rows)
 
@@ -28,7 +28,7 @@ def split(bench: Bench, seen: Comparison) -> None:
     host, index = bench.host, _longest(bench)
     tokens = bench.sequence(index)
     for offset in range(1, len(tokens)):
-        request = host.add(tokens)
+        request = bench.add(index)
         seen.add(index, 0, host.step([Chunk(request, offset)])[0])
         seen.add(index, offset, host.step([Chunk(request, request.remaining)])[0])
         host.finish(request)
@@ -37,7 +37,7 @@ def split(bench: Bench, seen: Comparison) -> None:
 def decode(bench: Bench, seen: Comparison) -> None:
     """All prompts token by token from the first one, together, until the longest ends."""
     host = bench.host
-    requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
+    requests = [bench.add(index) for index in range(len(bench.card.seq_lens))]
     while any(request.remaining for request in requests):
         live = [index for index, request in enumerate(requests) if request.remaining]
         starts = [requests[index].computed for index in live]
@@ -50,7 +50,7 @@ def mixed(bench: Bench, seen: Comparison) -> None:
     host = bench.host
     for seed in range(4):
         rng = random.Random(seed)
-        requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
+        requests = [bench.add(index) for index in range(len(bench.card.seq_lens))]
         while any(request.remaining for request in requests):
             assert host.step([]) == [], "a step without requests has no logits"
             live = [index for index, request in enumerate(requests) if request.remaining]
@@ -70,7 +70,7 @@ def preempt(bench: Bench, seen: Comparison) -> None:
     host = bench.host
     victim_index = _longest(bench)
     others = [index for index in range(len(bench.card.seq_lens)) if index != victim_index]
-    victim = host.add(bench.sequence(victim_index))
+    victim = bench.add(victim_index)
     half = victim.remaining // 2
     host.step([Chunk(victim, half)])
     for _ in range(3):
@@ -78,7 +78,7 @@ def preempt(bench: Bench, seen: Comparison) -> None:
         seen.add(victim_index, start, host.step([Chunk(victim, 1)])[0])
     lost = victim.computed
     host.preempt(victim)
-    requests = {index: host.add(bench.sequence(index)) for index in others}
+    requests = {index: bench.add(index) for index in others}
     for index, rows in zip(
         others, host.step([Chunk(requests[i], max(1, requests[i].remaining - 2)) for i in others]), strict=True
     ):
@@ -96,7 +96,7 @@ def prefix(bench: Bench, seen: Comparison) -> None:
     """Prefix-cache hits of every number of whole blocks, full hits included, while the first owner decodes on."""
     host, index = bench.host, _longest(bench)
     tokens, size = bench.sequence(index), bench.card.block_size
-    owner = host.add(tokens)
+    owner = bench.add(index)
     host.step([Chunk(owner, owner.remaining - 1)])
     whole_blocks = (len(tokens) - 1) // size * size
     for cached in range(size, whole_blocks + 1, size):
@@ -119,7 +119,7 @@ def shuffle(bench: Bench, seen: Comparison) -> None:
     first: list[torch.Tensor] = []
     for turn in range(count):
         order = [(index + turn) % count for index in range(count)]
-        requests = {index: host.add(bench.sequence(index)) for index in range(count)}
+        requests = {index: bench.add(index) for index in range(count)}
         cut = {index: requests[index].remaining // 2 for index in range(count)}
         before = dict(zip(order, host.step([Chunk(requests[i], cut[i]) for i in order]), strict=True))
         after = dict(zip(order, host.step([Chunk(requests[i], requests[i].remaining) for i in order]), strict=True))

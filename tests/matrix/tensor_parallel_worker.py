@@ -24,9 +24,9 @@ def main(hardware: str, rank: int, size: int, folder: Path) -> int:
     name = load_hardware(hardware)
     known = {card.name: card for card in cards()}
     for saved in sorted(folder.glob("*/reference.pt")):
-        logits, sequences = torch.load(saved, weights_only=True)
+        logits, sequences, positions = torch.load(saved, weights_only=True)
         card = known[saved.parent.name]
-        reference = Reference(saved.parent, sequences, logits, None, card)
+        reference = Reference(saved.parent, sequences, logits, None, card, positions)
         store = f"file://{saved.parent / 'store'}"
         bench = load_bench(card, name, "float32", reference, tp_rank=rank, tp_size=size, tp_init_method=store)
         for mode in MODES_OF_RANKS:

@@ -29,7 +29,9 @@ def test_every_rank_returns_the_logits_of_the_reference(size: int, tmp_path: Pat
     for card in cards():
         if card.quick and ranks_fit(card, size):
             reference = build_reference(card, torch.float32, tmp_path / card.name)
-            torch.save((reference.logits, reference.sequences), tmp_path / card.name / "reference.pt")
+            torch.save(
+                (reference.logits, reference.sequences, reference.positions), tmp_path / card.name / "reference.pt"
+            )
     choice = str(pytestconfig.getoption("--hardware"))
     command = [sys.executable, "-m", f"{TESTS.name}.matrix.tensor_parallel_worker", choice]
     ranks = [

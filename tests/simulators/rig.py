@@ -14,9 +14,11 @@ from trunnion_sim.hardware import SimHardware
 from trunnion_sim.runner import GraphRunner
 
 from trunnion.config import ExecutorConfig
-from trunnion.contract import ForwardOutput, Limits
+from trunnion.contract import EncoderItem, ForwardOutput, Limits
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_models.card import Card
+
+MAX_ENCODER_ROWS = 40
 
 
 class DraftHost(HostDouble):
@@ -29,10 +31,10 @@ class DraftHost(HostDouble):
         """What lies with the host and is copied to and from the device."""
         self._transfers = DelayedTransfers(stream, self.memory)
 
-    def execute(self, buffer_set: int) -> ForwardOutput:
+    def execute(self, buffer_set: int, items: Sequence[EncoderItem] = ()) -> ForwardOutput:
         """Run what lies in a set; on a late stream nothing has been copied when this returns."""
         with self._transfers:
-            return self.executor.execute_set(buffer_set)
+            return self.executor.execute_set(buffer_set, items)
 
     def launch(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, int]:
         """Start a step and return its output rows, which are not there yet, and its fence.
@@ -44,9 +46,10 @@ class DraftHost(HostDouble):
         buffer_set = self.steps % len(self.executor.input_buffers())
         self.steps += 1
         self._fill(buffer_set, chunks, chunks[0].count)
-        output = self.execute(buffer_set)
+        output = self.execute(buffer_set, self.image_rows.items(chunks))
         for chunk in chunks:
             chunk.advance(chunks[0].count)
+            self.image_rows.drop_behind(chunk.request)
         rows = output.logits if output.pooled is None else output.pooled
         assert rows is not None, "an executor has one kind of output"
         return rows, output.fence
@@ -76,6 +79,7 @@ class Rig:
             max_logits_rows=max_logits_rows,
             block_size=card.block_size,
             max_decode_query_len=max_decode_query_len,
+            max_encoder_rows=MAX_ENCODER_ROWS if card.images else 0,
         )
         config = ExecutorConfig(model=folder, hardware="sim", limits=limits, dtype="float32", **parallel)
         self.executor = ModelExecutor.create(config, hardware)

@@ -17,6 +17,7 @@ from trunnion.contract import BatchCounts, BatchTensors, CacheKind, GroupTensors
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.reference import ReferenceHardware
+from trunnion.reference.memory_profile import profile_encoder
 from trunnion.runner.groups import BoundGroups
 
 FAMILIES = [module.name for module in pkgutil.iter_modules(trunnion_models.__path__) if module.ispkg]
@@ -28,7 +29,7 @@ def _ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _longest_step(spec: KVCacheSpec) -> StepInputs:
+def _longest_step(spec: KVCacheSpec, num_position_axes: int) -> StepInputs:
     """One request that fills every limit."""
     tokens = torch.arange(LENGTH, dtype=torch.int32)
     paged = GroupTensors(
@@ -39,7 +40,7 @@ def _longest_step(spec: KVCacheSpec) -> StepInputs:
     recurrent = GroupTensors(state_indices=_ints(1)[None], has_initial_state=_ints(0))
     tensors = BatchTensors(
         input_ids=tokens,
-        positions=tokens,
+        positions=tokens if num_position_axes == 1 else tokens[:, None].repeat(1, num_position_axes),
         query_start_loc=_ints(0, LENGTH),
         seq_lens=_ints(LENGTH),
         logits_indices=tokens,
@@ -77,9 +78,25 @@ def test_bound_holds_for_the_longest_step(family: str) -> None:
             for group in bound.cache_spec.groups
         ]
     )
-    runner, step = hardware.create_runner(model, bound.groups, LIMITS, BreakPoints()), _longest_step(bound.cache_spec)
+    runner = hardware.create_runner(model, bound.groups, LIMITS, BreakPoints())
+    step = _longest_step(bound.cache_spec, getattr(model, "num_position_axes", 1))
     bucket = runner.select(step.counts)
     runner.run(step, bucket)
     peak = _peak_bytes(lambda: runner.run(step, bucket))
     promised = hardware.memory_profile(model, LENGTH, LENGTH)
     assert 0 < peak <= promised.activations + promised.workspaces <= 10 * peak
+
+
+@pytest.mark.parametrize("grid", [(1, 16, 16), (1, 2, 128), (1, 26, 10)], ids=str)
+def test_bound_holds_for_an_image_that_fills_the_pool(grid: tuple[int, int, int]) -> None:
+    card = next(card for card in importlib.import_module("trunnion_models.qwen2_5_vl.card").CARDS if card.quick)
+    model_class = registry.model_class({**card.config, "architectures": [card.architecture]})
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, max_model_len=LENGTH)
+    model = model_class(model_class.config_class.from_hf(card.config), ctx)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.02)
+    pixels = torch.randn(grid[1] * grid[2], model.encoder_patch_dim)
+    with torch.inference_mode():
+        model.encode(pixels, grid)
+        peak = _peak_bytes(lambda: model.encode(pixels, grid))
+    assert 0 < peak <= profile_encoder(model, model.num_encoder_rows(grid)) <= 10 * peak
