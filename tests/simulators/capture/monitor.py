@@ -13,9 +13,11 @@ from capture.refusals import is_host_read, why_it_waits
 from capture.stream import SimulatedStream
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 aten = torch.ops.aten
+ENQUEUED = (aten.copy_.default, aten.index_select.out)
+"""What an executor does on the device outside of graphs."""
 
 
 class DeviceMonitor(TorchDispatchMode):
@@ -81,9 +83,10 @@ def _asking_module() -> str:
 
 
 class DelayedTransfers(TorchDispatchMode):
-    """While active, copies between `host` and everything else run when the stream comes to them.
+    """While active, copies to and from the device, and what an executor enqueues on it, run when the stream gets there.
 
-    A host that refills its staging before then sends what it has written last, as a device's copy engine would.
+    Only what lies in `host` is the host's. A host that refills its staging before then sends what it has written last,
+    as a device's copy engine would.
     """
 
     def __init__(self, stream: SimulatedStream, host: Collection[torch.Tensor]) -> None:
@@ -94,12 +97,12 @@ class DelayedTransfers(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not aten.copy_.default:
-            return func(*args, **(kwargs or {}))
-        target, source = args[0], args[1]
-        sides = [tensor.untyped_storage()._cdata in self._host for tensor in (target, source)]
-        if sides[0] == sides[1]:
-            return func(*args, **(kwargs or {}))
-        to, of = non_owning(target), non_owning(source)
-        self._stream.launch(lambda: to.copy_(of))
-        return target
+        kwargs = kwargs or {}
+        if func not in ENQUEUED:
+            return func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        if all(tensor.untyped_storage()._cdata in self._host for tensor in tensors):
+            return func(*args, **kwargs)
+        addresses, named = tree_map_only(torch.Tensor, non_owning, (args, kwargs))
+        self._stream.launch(lambda: func(*addresses, **named))
+        return kwargs.get("out", args[0])
