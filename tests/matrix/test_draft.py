@@ -101,12 +101,14 @@ def test_drafts_are_those_of_plain_torch(
     host.step([Chunk(host.add(tokens), 12, ())])
     request = follower.add(tokens[1:])
     (logits,) = follower.draft([DraftChunk(request, 12, (11,), hidden_rows=range(12))], 0)
-    drafts = [int(logits.argmax())]
+    drafts, rows = [int(logits.argmax())], [logits]
     for row in (11, 0, 0, 0):
         request.tokens = [*request.tokens, drafts[-1]]
         (logits,) = follower.draft([DraftChunk(request, 1, hidden_rows=[row])], 1)
         drafts.append(int(logits.argmax()))
+        rows.append(logits)
     assert drafts == trained.draft(tokens, 5)
+    assert_near(torch.cat(rows), trained.draft_logits(tokens, 5))
 
 
 def test_a_draft_takes_what_forward_returned(

@@ -38,17 +38,23 @@ class TrainedDraft:
             tokens.append(int(self.target(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
         return tokens[len(prompt) :]
 
-    @torch.inference_mode()
     def draft(self, tokens: list[int], num_drafts: int) -> list[int]:
         """What the head drafts after `tokens`, of which the target has not seen the last."""
+        drafts: list[int] = self.draft_logits(tokens, num_drafts).argmax(-1).tolist()
+        return drafts
+
+    @torch.inference_mode()
+    def draft_logits(self, tokens: list[int], num_drafts: int) -> torch.Tensor:
+        """The logits of each draft, [num_drafts, vocab_size]."""
         hidden = self.target.model(torch.tensor([tokens[:-1]]), use_cache=False).last_hidden_state
-        drafted = list(tokens)
+        drafted, rows = list(tokens), []
         for _ in range(num_drafts):
             out = self.head(self.target.model.embed_tokens(torch.tensor([drafted[1:]])), hidden)
-            drafted.append(int(self.target.lm_head(out[:, -1]).argmax()))
+            rows.append(self.target.lm_head(out[:, -1]))
+            drafted.append(int(rows[-1].argmax()))
             # A draft has no target's state to go by, so its own one stands for it.
             hidden = torch.cat((hidden, out[:, -1:]), dim=1)
-        return drafted[len(tokens) :]
+        return torch.cat(rows)
 
 
 def save_trained_draft(folder: Path, *, training_steps: int = TRAINING_STEPS) -> TrainedDraft:

@@ -24,12 +24,14 @@ TOLERANCE = 2e-5
 LLAMA = next(card for card in quick_cards() if card.name == "llama-quick")
 
 
-def assert_close(rows: torch.Tensor, expected: torch.Tensor, *, ignored_columns: int = 0) -> None:
+def assert_close(
+    rows: torch.Tensor, expected: torch.Tensor, *, ignored_columns: int = 0, tolerance: float = TOLERANCE
+) -> None:
     """Equal but for rounding, and finite."""
     rows, expected = rows[..., ignored_columns:], expected[..., ignored_columns:]
     assert rows.isfinite().all(), "NaN or infinity"
     error = float((rows - expected).abs().max() / expected.abs().max())
-    assert error <= TOLERANCE, f"differs by {error:.1e} of the largest value"
+    assert error <= tolerance, f"differs by {error:.1e} of the largest value"
 
 
 def decode_8_5_8(rig: Rig) -> torch.Tensor:
