@@ -139,10 +139,10 @@ def test_a_hardware_package_that_cannot_be_imported_is_not_hidden(make_hardware:
         registry.Registry().hardware("toyeleven")
 
 
-def make_family(place: Path, architectures: str) -> None:
+def make_family(place: Path, architectures: str, drafts: str = "{}") -> None:
     place.mkdir(parents=True)
     (place.parent / "__init__.py").touch()
-    (place / "__init__.py").write_text(f"ARCHITECTURES = {architectures}\n")
+    (place / "__init__.py").write_text(f"ARCHITECTURES = {architectures}\nDRAFTS = {drafts}\n")
     (place / "model.py").write_text("class ToyForCausalLM:\n    pass\n")
 
 
@@ -166,6 +166,30 @@ def test_two_families_for_one_architecture_are_named(tmp_path: Path, add_entry_p
     make_family(tmp_path / "site" / "rival_models" / "toy", "{'LlamaForCausalLM': 'model:ToyForCausalLM'}")
     add_entry_point("trunnion.models", "rival", "rival_models")
     with pytest.raises(UnsupportedError, match=r"'LlamaForCausalLM' is claimed by rival_models\.toy and trunnion_"):
+        registry.model_families()
+
+
+def test_the_head_that_drafts_is_found_by_the_decoder() -> None:
+    assert registry.draft_class({"architectures": ["Qwen3NextForCausalLM"]}).__name__ == "Qwen3NextMTP"
+
+
+def test_an_architecture_without_a_head_is_named_with_the_choices() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        registry.draft_class({"architectures": ["LlamaForCausalLM"]})
+    assert str(caught.value) == (
+        "there is no draft head for architecture 'LlamaForCausalLM'; supported: Qwen3NextForCausalLM"
+    )
+    with pytest.raises(ConfigError, match="names no architecture"):
+        registry.draft_class({"architectures": []})
+
+
+def test_two_heads_for_one_architecture_are_named(tmp_path: Path, add_entry_point: AddEntryPoint) -> None:
+    drafts = "{'Qwen3NextForCausalLM': 'model:ToyForCausalLM'}"
+    make_family(tmp_path / "site" / "drafting_models" / "toy", "{'ToyForCausalLM': 'model:ToyForCausalLM'}", drafts)
+    add_entry_point("trunnion.models", "drafting", "drafting_models")
+    with pytest.raises(
+        UnsupportedError, match=r"draft head of architecture 'Qwen3NextForCausalLM' is claimed by draft"
+    ):
         registry.model_families()
 
 

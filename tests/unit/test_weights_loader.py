@@ -397,3 +397,31 @@ def test_a_stack_of_too_few_experts_is_named(load: Load) -> None:
 def test_stacks_beside_single_experts_are_duplicates(load: Load) -> None:
     with pytest.raises(TrunnionError, match="duplicated"):
         load(sparse(), per_expert() | stacked(False), EXPERT_MAP)
+
+
+SHARED_MODULES = ("model.embed_tokens", "lm_head")
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored again", "not stored"])
+def test_modules_of_another_model_are_left_alone(load: Load, tied: bool, stored: bool) -> None:
+    """A draft loads what is its own; what is its target's keeps its memory, whatever the draft's files say of it."""
+    tensors, target, draft = checkpoint(), build(tied=tied), build(tied=tied)
+    if tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    load(target, tensors)
+    before = {name: parameter.clone() for name, parameter in target.named_parameters()}
+    draft.model.embed_tokens, draft.lm_head = target.model.embed_tokens, target.lm_head
+    own = {name: tensor + 1 for name, tensor in tensors.items() if stored or "layers" in name}
+    report = load(draft, own, shared_modules=SHARED_MODULES)
+    for name, parameter in target.named_parameters():
+        assert torch.equal(parameter, before[name])
+    assert draft.lm_head.weight is target.lm_head.weight
+    assert torch.equal(draft.model.layers[1].o_proj.weight, own["model.layers.1.o_proj.weight"])
+    names = ("model.embed_tokens.weight",) if tied else ("model.embed_tokens.weight", "lm_head.weight")
+    assert report.shared == names
+    assert report.num_parameters == len(list(draft.parameters())) - len(names)
+    layers = [parameter for name, parameter in draft.named_parameters() if "layers" in name]
+    assert report.bytes_loaded == sum(parameter.nbytes for parameter in layers)
+    shared = set(own) & {"model.embed_tokens.weight", "lm_head.weight"}
+    assert set(report.ignored.get("shared with the target", ())) == shared

@@ -133,13 +133,14 @@ def model_families() -> tuple[ModelFamily, ...]:
     """All model families, sorted by name.
 
     Raises:
-        UnsupportedError: two families claim one architecture.
+        UnsupportedError: two families claim one architecture, or the head that drafts for it.
     """
     packages = {entry.value.partition(":")[0] for entry in metadata.entry_points(group=MODELS_GROUP)}
     if util.find_spec(MODELS_PACKAGE) is not None:
         packages.add(MODELS_PACKAGE)
     families: list[ModelFamily] = []
     owners: dict[str, str] = {}
+    drafters: dict[str, str] = {}
     for package in sorted(packages):
         for family in _families_of(package):
             for architecture in {*family.architectures, *family.pooling_architectures}:
@@ -148,6 +149,13 @@ def model_families() -> tuple[ModelFamily, ...]:
                         f"architecture {architecture!r} is claimed by {owners[architecture]} and {family.package}"
                     )
                 owners[architecture] = family.package
+            for architecture in family.drafts:
+                if architecture in drafters:
+                    raise UnsupportedError(
+                        f"the draft head of architecture {architecture!r} is claimed by {drafters[architecture]} and "
+                        f"{family.package}"
+                    )
+                drafters[architecture] = family.package
             families.append(family)
     return tuple(sorted(families, key=lambda family: family.name))
 

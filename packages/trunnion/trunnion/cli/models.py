@@ -10,12 +10,13 @@ from trunnion.registry import ModelFamily, model_families
 
 
 def models(*, as_json: bool) -> int:
-    """Print family, number of test cards and architectures; the exit code."""
+    """Print family, number of test cards, architectures and what they have heads for; the exit code."""
     families = [
         {
             "family": family.name,
             "architectures": sorted(family.architectures),
             "pooling_architectures": sorted(family.pooling_architectures),
+            "drafts": sorted(family.drafts),
             "cards": _card_count(family),
         }
         for family in model_families()
@@ -25,10 +26,11 @@ def models(*, as_json: bool) -> int:
         return 0
     width = max((len(str(family["family"])) for family in families), default=0)
     for family in families:
-        architectures, pooling = family["architectures"], family["pooling_architectures"]
-        assert isinstance(architectures, list) and isinstance(pooling, list)
-        embeds = f"; embeds: {', '.join(pooling)}" if pooling else ""
-        print(f"{family['family']:{width}}  {family['cards']:2} cards  {', '.join(architectures)}{embeds}")
+        architectures, pooling, drafts = family["architectures"], family["pooling_architectures"], family["drafts"]
+        assert isinstance(architectures, list) and isinstance(pooling, list) and isinstance(drafts, list)
+        extras = f"; embeds: {', '.join(pooling)}" if pooling else ""
+        extras += f"; drafts for: {', '.join(drafts)}" if drafts else ""
+        print(f"{family['family']:{width}}  {family['cards']:2} cards  {', '.join(architectures)}{extras}")
     return 0
 
 
