@@ -18,6 +18,7 @@ from trunnion.config import ExecutorConfig
 from trunnion.contract import Field, Limits, Role
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.interfaces.runner import Mode
+from trunnion.runner.draft import check_layers
 from trunnion.runner.model_executor import ModelExecutor
 
 from .conftest import load_hardware
@@ -89,6 +90,42 @@ def test_speculation_gives_the_greedy_text(
     assert any(len(step) > 2 for step in host.accepted), "no batch has accepted unevenly"
     kept = sum(accepted * count for step in host.accepted for accepted, count in step.items())
     assert kept > sum(step.total() for step in host.accepted), "less than one draft per verification came true"
+
+
+def test_a_verification_leaves_no_trace_of_what_it_refused(
+    trained: TrainedDraft, pairs: Callable[..., Pair], execution: Mode | None
+) -> None:
+    """Any number of drafts comes true, in one batch and alone: what follows is what a plain run gives."""
+    target, _ = pairs(execution)
+    host = HostDouble(target, NUM_BLOCKS, target.device)
+    prompts = prompts_of(18, 18, 18, 18, seed=6)
+    with torch.inference_mode():
+        expected = trained.target(torch.tensor(prompts), use_cache=False).logits
+    for batch in ([0, 1, 2, 3], [2], [1, 3]):
+        requests = {index: host.add(prompts[index]) for index in batch}
+        for request in requests.values():
+            host.step([Chunk(request, 6, ())])
+        for turn in range(2):
+            first = {index: request.computed for index, request in requests.items()}
+            for index, request in requests.items():
+                # Request i keeps its first token and i drafts; the others are wrong.
+                kept = first[index] + 1 + index
+                wrong = [(token + 1) % 131 for token in prompts[index][kept:]]
+                request.tokens = [*prompts[index][:kept], *wrong]
+            for index, rows in zip(batch, host.step([Chunk(r, 4) for r in requests.values()], 4), strict=True):
+                assert_near(rows[: 1 + index], expected[index, first[index] : first[index] + 1 + index])
+                requests[index].refuse(NUM_DRAFTS - index)
+                requests[index].tokens = prompts[index]
+            if turn:
+                # Then one of single tokens.
+                singles = host.step([Chunk(request, 1) for request in requests.values()])
+                for index, rows in zip(batch, singles, strict=True):
+                    assert_near(rows[0], expected[index, requests[index].computed - 1])
+        for index, request in requests.items():
+            start = request.computed
+            (rows,) = host.step([Chunk(request, request.remaining)])
+            assert_near(rows, expected[index, start:])
+            host.finish(request)
 
 
 def test_drafts_are_those_of_plain_torch(
@@ -196,7 +233,7 @@ def test_hidden_states_are_in_the_profile(trained: TrainedDraft, pairs: Callable
     plain = ModelExecutor.create(ExecutorConfig(model=trained.folder, hardware=hardware, limits=LIMITS))
     rows = LIMITS.max_num_tokens * 64 * 4
     assert target.memory_profile().workspaces - plain.memory_profile().workspaces == rows
-    package = registry.hardware(hardware).memory_profile(draft._model, LIMITS.max_num_tokens, LIMITS.max_logits_rows)
+    package = registry.hardware(hardware).memory_profile(draft._model, LIMITS)
     assert draft.memory_profile().workspaces - package.workspaces == 2 * rows
     assert plain.hidden is None
     plain.close()
@@ -274,3 +311,10 @@ def test_a_checkpoint_without_a_head_is_named(
         UnsupportedError, match="no draft head for architecture 'LlamaForCausalLM'; supported: Qwen3Next"
     ):
         ModelExecutor.create(draft, share_with=target)
+
+
+def test_a_draft_with_recurrent_layers_is_named(pairs: Callable[..., Pair]) -> None:
+    """Its states could not be taken back: the target stands in for one."""
+    target, _ = pairs()
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.linear_attn is recurrent; a draft cannot take back"):
+        check_layers(target._model)

@@ -133,6 +133,11 @@ def test_eager_runner_reports_that_it_captures_nothing() -> None:
 
 def test_memory_profile_counts_weights_and_grows_with_the_step() -> None:
     hardware, model = ToyHardware(), RecordingModel([])
-    small, large = hardware.memory_profile(model, 1, 1), hardware.memory_profile(model, 100, 10)
+    small, large = (
+        hardware.memory_profile(
+            model, Limits(max_num_tokens=tokens, max_num_seqs=1, max_model_len=100, max_logits_rows=rows)
+        )
+        for tokens, rows in ((1, 1), (100, 10))
+    )
     assert small.weights == 60
     assert large.activations > small.activations > 0 and large.total > large.weights

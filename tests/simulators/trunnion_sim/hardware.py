@@ -61,9 +61,9 @@ class SimHardware(ReferenceHardware):
     def record_fence(self, buffer_set: int) -> Fence | None:
         return self.stream.record() if self.stream.late else None
 
-    def memory_profile(self, model: Model, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+    def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
         """All graphs share one pool, in which a step takes no more than it takes outside."""
-        profile = super().memory_profile(model, max_num_tokens, max_logits_rows)
+        profile = super().memory_profile(model, limits)
         return dataclasses.replace(profile, graphs=profile.activations + profile.workspaces)
 
 

@@ -92,7 +92,7 @@ class Hardware(ABC):
         """The package's runner, for steps within `limits`; `breaks` are the points where the model leaves a graph."""
 
     @abstractmethod
-    def memory_profile(self, model: Model, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+    def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
         """Upper bounds for a worst-case step."""
 
     def record_fence(self, buffer_set: int) -> Fence | None:

@@ -59,10 +59,10 @@ class ReferenceHardware(Hardware):
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         return EagerRunner(model, groups, limits)
 
-    def memory_profile(self, model: Model, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+    def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
         """See `trunnion.reference.memory_profile`."""
         assert isinstance(model, nn.Module), f"{type(model).__name__} is not a module"
-        return profile_memory(model, max_num_tokens, max_logits_rows)
+        return profile_memory(model, limits)
 
     def kv_events(self, slots: KVEventSlots) -> KVEvents:
         """See `trunnion.reference.kv_events`."""

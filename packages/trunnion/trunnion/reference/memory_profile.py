@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from trunnion.contract import MemoryProfile
+from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, MLASpec
 from trunnion.interfaces.model import MultiModal
 from trunnion.layers.group_layer import GroupLayer
@@ -18,23 +18,28 @@ LIVE_ROWS = 12
 LIVE_LOGITS = 4
 LIVE_SCORES = 6
 """Scores before and after the scale, soft cap, mask and sinks, and the softmax's weights."""
+LIVE_STATES = 4
+"""A recurrence's states before and after a token, and what lies between."""
 LIVE_KEYS = 4
 """Gathered keys and values, in their dtype and in float32."""
 
 
-def profile_memory(model: nn.Module, max_num_tokens: int, max_logits_rows: int) -> MemoryProfile:
+def profile_memory(model: nn.Module, limits: Limits) -> MemoryProfile:
     """Bytes of the weights and buffers, of a step's activations, and of the attention's scores and gathered keys."""
     tensors = [*model.parameters(), *model.buffers()]
     longest = max(
         (module.cos_sin_cache.shape[0] for module in model.modules() if isinstance(module, RotaryEmbedding)),
-        default=max_num_tokens,
+        default=limits.max_num_tokens,
     )
     specs = {module.spec for module in model.modules() if isinstance(module, GroupLayer)}
     return MemoryProfile(
         weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         activations=FLOAT_BYTES
-        * (LIVE_ROWS * max_num_tokens * _widest_row(model) + LIVE_LOGITS * max_logits_rows * _vocab_rows(model)),
-        workspaces=max((_workspace(spec, max_num_tokens, longest) for spec in specs), default=0),
+        * (
+            LIVE_ROWS * limits.max_num_tokens * _widest_row(model)
+            + LIVE_LOGITS * limits.max_logits_rows * _vocab_rows(model)
+        ),
+        workspaces=max((_workspace(spec, limits, longest) for spec in specs), default=0),
     )
 
 
@@ -61,14 +66,17 @@ def _vocab_rows(model: nn.Module) -> int:
     return max((head.shard.num_rows * head.parallel.size for head in heads), default=0)
 
 
-def _workspace(spec: GroupSpec, max_num_tokens: int, longest: int) -> int:
+def _workspace(spec: GroupSpec, limits: Limits, longest: int) -> int:
     if isinstance(spec, AttentionSpec):
         key_features = spec.num_kv_heads * spec.head_dim
     elif isinstance(spec, MLASpec):
         key_features = spec.kv_lora_rank + spec.rope_head_dim
     else:
-        # The recurrence keeps one request's state and one token's update of it.
-        return LIVE_KEYS * FLOAT_BYTES * spec.num_v_heads * spec.head_k_dim * spec.head_v_dim
+        # All decodes are one batch: the states they start from and one token's update of them, and, for verifications,
+        # the state after each token and all of them together.
+        state = spec.num_v_heads * spec.head_k_dim * spec.head_v_dim + spec.conv_dim * (spec.conv_kernel_size - 1)
+        kept = min(limits.max_num_seqs * limits.max_decode_query_len, limits.max_num_tokens)
+        return FLOAT_BYTES * state * (LIVE_STATES * limits.max_num_seqs + 2 * kept)
     row = FLOAT_BYTES * spec.num_qo_heads * longest
-    scores = max(row, min(SCORE_BYTES, row * max_num_tokens))
+    scores = max(row, min(SCORE_BYTES, row * limits.max_num_tokens))
     return LIVE_SCORES * scores + LIVE_KEYS * FLOAT_BYTES * longest * key_features

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from trunnion.config import ExecutorConfig
-from trunnion.contract import Role
+from trunnion.contract import CacheKind, Role
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.model import DraftModel, ModelConfig
+from trunnion.layers.group_layer import GroupLayer
 
 if TYPE_CHECKING:
     from trunnion.runner.model_executor import ModelExecutor
@@ -52,6 +53,19 @@ def check_model(config: ModelConfig, dtype: torch.dtype, target: ModelExecutor) 
     _check_same("vocab_size", config.vocab_size, target.vocab_size)
     _check_same("hidden_size", config.hidden_size, target.hidden.rows.shape[1])
     _check_same("dtype", str(dtype).removeprefix("torch."), str(target.hidden.rows.dtype).removeprefix("torch."))
+
+
+def check_layers(draft: nn.Module) -> None:
+    """Before weights are loaded.
+
+    Raises:
+        UnsupportedError: the draft has recurrent layers, whose states its own steps would use up.
+    """
+    for module in draft.modules():
+        if isinstance(module, GroupLayer) and module.spec.kind is CacheKind.RECURRENT:
+            raise UnsupportedError(
+                f"{type(draft).__name__}: {module.prefix} is recurrent; a draft cannot take back what it drafted"
+            )
 
 
 def share_modules(draft: nn.Module, target: nn.Module) -> tuple[str, ...]:

@@ -159,6 +159,10 @@ class ModelExecutor:
         )
         with torch.device("meta"):
             model = model_class(model_config, ctx)
+        shared: tuple[str, ...] = ()
+        if share_with is not None:
+            draft.check_layers(model)
+            shared = draft.share_modules(model, share_with._model)
         report = load_weights(
             model,
             checkpoint.source,
@@ -166,7 +170,7 @@ class ModelExecutor:
             dtype=dtype,
             device=device,
             progress=config.progress,
-            shared_modules=() if share_with is None else draft.share_modules(model, share_with._model),
+            shared_modules=shared,
         )
         return cls(config, hardware, device, parallel, breaks, model.eval(), model_config, dtype, report, share_with)
 
@@ -194,7 +198,7 @@ class ModelExecutor:
 
     def memory_profile(self) -> MemoryProfile:
         """Upper bounds in bytes, caches not included, and neither what a draft shares with its target."""
-        profile = self._hardware.memory_profile(self._model, self.limits.max_num_tokens, self.limits.max_logits_rows)
+        profile = self._hardware.memory_profile(self._model, self.limits)
         shared = 0 if self._target is None else draft.shared_bytes(self._model)
         kept = sum(states.nbytes for states in (self.hidden, self._inputs.hidden_states) if states is not None)
         encoding = 0
