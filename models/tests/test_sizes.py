@@ -93,6 +93,26 @@ QWEN3_NEXT_80B = {
     "num_key_value_heads": 2,
     "head_dim": 256,
 }
+QWEN2_5_VL_7B = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vision_config": {"hidden_size": 1280, "out_hidden_size": 3584},
+}
+QWEN2_5_VL_3B = QWEN2_5_VL_7B | {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vision_config": {"hidden_size": 1280, "out_hidden_size": 2048},
+}
 
 PUBLISHED = [
     pytest.param(SMOLLM2_135M, 134_515_008, id="SmolLM2-135M"),
@@ -103,6 +123,8 @@ PUBLISHED = [
     pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
     pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
+    pytest.param(QWEN2_5_VL_3B, 3_754_622_976, id="Qwen2.5-VL-3B"),
+    pytest.param(QWEN2_5_VL_7B, 8_292_166_656, id="Qwen2.5-VL-7B"),
 ]
 
 
