@@ -37,6 +37,10 @@ static void parse(options *o, int argc, char **argv) {
       o->own = true;
       continue;
     }
+    if (strcmp(name, "--device-staging") == 0) {
+      o->device = true;
+      continue;
+    }
     if (strcmp(name, "--allocate") == 0) {
       o->allocate = true;
       continue;
@@ -65,6 +69,7 @@ static trn_create_options create_options(const options *o) {
       .dtype = o->dtype,
       .tp_size = 1,
       .limits = {MAX_TOKENS, MAX_SEQS, MAX_LEN, MAX_ROWS, BLOCK},
+      .staging = o->device ? TRN_STAGING_DEVICE : TRN_STAGING_HOST,
   };
 }
 
@@ -86,6 +91,10 @@ static void start(host *h) {
   }
   provide_caches(h);
   check(h, trn_executor_warm_up(h->executor, NULL), "warm_up");
+  trn_input_buffers buffers = {.struct_size = sizeof buffers};
+  check(h, trn_executor_input_buffers(h->executor, 0, &buffers), "input_buffers");
+  h->sampled_ids = buffers.sampled_ids;
+  if ((h->sampled_ids != NULL) != h->options.device) fail("sampled_ids belong to device staging");
 }
 
 static void print_logits(const host *h, const trn_forward_output *output) {

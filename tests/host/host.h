@@ -31,6 +31,7 @@ typedef struct options {
   uint64_t seed; /* of block ids, request order and mutants */
   bool own;      /* offer the host's own tensors, not the lent buffers */
   bool allocate; /* let the executor allocate the caches */
+  bool device;   /* device staging: the next step's ids are sampled where the rows lie */
 } options;
 
 typedef struct request {
@@ -38,6 +39,7 @@ typedef struct request {
   int num_prompt, num_tokens, num_computed;
   int32_t blocks[MAX_GROUPS][MAX_COLUMNS]; /* by position / BLOCK; 0 = none */
   int32_t state;
+  int sampled_row, sampled_step; /* where and when the newest token was sampled */
   bool done;
 } request;
 
@@ -86,6 +88,7 @@ typedef struct host {
   request requests[NUM_REQUESTS];
   int in_batch[MAX_SEQS]; /* request of each row */
   int query_lens[MAX_SEQS];
+  int32_t *sampled_ids; /* of the executor; on its device, which must be the host's memory here */
   uint8_t *cache, *snapshot;
   size_t cache_bytes;
   uint64_t random, mutants; /* of requests and blocks; of mutants, so that a fuzz leaves the steps as they were */

@@ -99,6 +99,8 @@ static void fill_row(host *h, offer *o, int row, int begin) {
   batch_arrays *a = &o->arrays;
   for (int i = 0; i < h->query_lens[row]; ++i) {
     a->input_ids[begin + i] = q->tokens[q->num_computed + i];
+    const bool newest = q->num_computed + i == q->num_tokens - 1 && q->num_tokens > q->num_prompt;
+    if (h->options.device && newest && q->sampled_step == h->step) a->input_ids[begin + i] = -1 - q->sampled_row;
     a->positions[begin + i] = q->num_computed + i;
   }
   a->query_start_loc[row + 1] = begin + h->query_lens[row];
@@ -150,6 +152,9 @@ void finish_step(host *h, const trn_forward_output *output) {
       if (logits[id] > logits[best]) best = id;
     }
     q->tokens[q->num_tokens++] = best;
+    q->sampled_row = row;
+    q->sampled_step = h->step + 1;
+    if (h->options.device) h->sampled_ids[row] = best;
     q->done = q->num_tokens == q->num_prompt + NEW_TOKENS;
   }
 }

@@ -108,6 +108,10 @@ def test_versions_and_codes_agree() -> None:
     assert {role: codes[f"TRN_ROLE_{role.name}"] for role in contract.Role} == {
         role: code for code, role in enumerate(host_entry.ROLES)
     }
+    assert {staging: codes[f"TRN_STAGING_{staging.name}"] for staging in contract.Staging} == {
+        staging: code for code, staging in enumerate(host_entry.STAGINGS)
+    }
+    assert (codes["TRN_STAGING_HOST"], codes["TRN_STAGING_DEVICE"]) == (api.STAGING_HOST, api.STAGING_DEVICE)
     assert (codes["TRN_ROLE_TARGET"], codes["TRN_ROLE_DRAFT"]) == (api.ROLE_TARGET, api.ROLE_DRAFT)
     assert (codes["TRN_OUTPUT_LOGITS"], codes["TRN_OUTPUT_POOLED"]) == (api.OUTPUT_LOGITS, api.OUTPUT_POOLED)
     assert (codes["TRN_REFUSED"], codes["TRN_FAILED"], codes["TRN_FATAL"]) == (1, 2, 3)

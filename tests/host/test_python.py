@@ -185,6 +185,15 @@ def test_a_trace_shows_what_python_does_in_a_step(build: Path, model: str, tmp_p
     assert (stats.replays, stats.eager_steps, list(stats.eager.values())) == (5, 1, [1])
 
 
+def test_ids_sampled_on_the_device_need_no_round_trip(host: Host, clean: HostRun) -> None:
+    """Decodes name the row that was sampled, and never the id; the device is the host's memory here."""
+    sampled = host("--device-staging")
+    assert served(sampled) == served(clean)
+    assert sampled.of("logits") == clean.of("logits")
+    assert sampled.stats["replays"] == clean.stats["replays"]
+    assert sampled.stats["copied_tensors"] == 0
+
+
 def test_every_contract_fault_is_refused_by_name(host: Host, clean: HostRun) -> None:
     faulty = host("--mode", "faults")
     assert served(faulty) == served(clean)

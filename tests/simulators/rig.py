@@ -14,7 +14,7 @@ from trunnion_sim.hardware import SimHardware
 from trunnion_sim.runner import GraphRunner
 
 from trunnion.config import ExecutorConfig
-from trunnion.contract import EncoderItem, ForwardOutput, Limits
+from trunnion.contract import EncoderItem, ForwardOutput, Limits, Staging
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_models.card import Card
 
@@ -69,6 +69,7 @@ class Rig:
         max_logits_rows: int = 24,
         max_decode_query_len: int = 3,
         seed: int = 0,
+        staging: Staging = Staging.HOST,
         **parallel: Any,
     ) -> None:
         self.hardware = hardware
@@ -81,7 +82,9 @@ class Rig:
             max_decode_query_len=max_decode_query_len,
             max_encoder_rows=MAX_ENCODER_ROWS if card.images else 0,
         )
-        config = ExecutorConfig(model=folder, hardware="sim", limits=limits, dtype="float32", **parallel)
+        config = ExecutorConfig(
+            model=folder, hardware="sim", limits=limits, dtype="float32", staging=staging, **parallel
+        )
         self.executor = ModelExecutor.create(config, hardware)
         num_blocks = 1 + max_num_seqs * -(-card.max_model_len // card.block_size)
         self.host = DraftHost(self.executor, num_blocks, seed, hardware.stream)

@@ -9,6 +9,7 @@ import torch
 from tests.matrix.host_double import Chunk
 from trunnion_sim.hardware import SimHardware
 
+from trunnion.contract import Staging
 from trunnion.errors import BatchRefused
 from trunnion_models.card import Card
 
@@ -35,6 +36,34 @@ def test_two_steps_back_to_back(late: Rig, llama: Card, rigs: Callable[..., Rig]
         for (rows, fence), wanted in zip(launched, expected, strict=True):
             late.executor.wait(fence)
             assert_close(rows.clone(), wanted)
+
+
+def test_a_step_takes_ids_that_are_not_sampled_yet(llama: Card, rigs: Callable[..., Rig]) -> None:
+    """The second step is launched before the first has run, and takes what the device then samples of it."""
+    late, prompt = rigs(llama, SimHardware(late=True), staging=Staging.DEVICE), rigs(llama)
+    sampled = late.executor.sampled_ids
+    assert sampled is not None
+    requests = late.requests(3, 1)
+    same = [prompt.host.add(list(request.tokens)) for request in requests]
+    for buffer in late.executor.input_buffers():
+        buffer.output_rows.fill_(-5.0)
+
+    def launch() -> tuple[torch.Tensor, int]:
+        rows, fence = late.host.launch([Chunk(request, 1) for request in requests])
+        late.hardware.stream.launch(lambda: sampled[:3].copy_(rows.argmax(-1)))
+        return rows, fence
+
+    first, _ = launch()
+    for row, request in enumerate(requests):
+        request.tokens.append(-1 - row)
+    second, fence = launch()
+    assert (first == -5.0).all(), "the device has not begun"
+    late.executor.wait(fence)
+    expected = prompt.decode(same)
+    assert_close(first.clone(), expected)
+    for request, token in zip(same, expected.argmax(-1).tolist(), strict=True):
+        request.tokens.append(token)
+    assert_close(second.clone(), prompt.decode(same))
 
 
 def test_outputs_come_with_their_fence_and_not_before(late: Rig) -> None:

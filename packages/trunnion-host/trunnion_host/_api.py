@@ -25,6 +25,7 @@ CACHE_FULL, CACHE_WINDOW, CACHE_MLA, CACHE_RECURRENT = range(4)
 OUTPUT_LOGITS, OUTPUT_POOLED = range(2)
 FIELD_KV_CSR, FIELD_NUM_ACCEPTED, FIELD_HIDDEN_INDICES, FIELD_ENCODER_INDICES = 1, 2, 4, 8
 ROLE_TARGET, ROLE_DRAFT = range(2)
+STAGING_HOST, STAGING_DEVICE = range(2)
 
 
 class DLDevice(ctypes.Structure):
@@ -80,6 +81,8 @@ class CreateOptions(ctypes.Structure):
         ("limits", Limits),
         ("role", c_int32),
         ("keep_hidden", c_int32),
+        ("staging", c_int32),
+        ("reserved2", c_int32),
         ("share_with", c_void_p),
     ]
 
@@ -187,6 +190,7 @@ class InputBuffers(ctypes.Structure):
         ("groups", POINTER(GroupBuffers)),
         ("logits", POINTER(c_float)),
         ("pooled", POINTER(c_float)),
+        ("sampled_ids", POINTER(c_int32)),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trunnion.contract import Limits, Role
+from trunnion.contract import Limits, Role, Staging
 from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
@@ -33,6 +33,7 @@ class ExecutorConfig:
     """Show a progress bar on stderr while weights load."""
     role: Role = Role.TARGET
     """A draft is the head that `model` carries to draft for its decoder; it shares with the decoder's executor."""
+    staging: Staging = Staging.HOST
     keep_hidden: bool = False
     """Keep the hidden states of each step for a draft; a draft keeps its own anyway."""
 

@@ -46,6 +46,15 @@ class Role(str, Enum):
     """A small head that drafts tokens for a target, from the target's hidden states."""
 
 
+class Staging(str, Enum):
+    """Where a host with or without a device runtime meets the executor."""
+
+    HOST = "host"
+    """Inputs and output rows lie in host memory."""
+    DEVICE = "device"
+    """Output rows lie on the device, and so do the ids that the host samples of them there."""
+
+
 class Field(IntFlag):
     """Metadata fields that a backend may ask the host to build. `REQUIRED` is always built."""
 
@@ -218,7 +227,7 @@ class BatchTensors:
     """The tensors of one step: int32 and contiguous, at least as long as the counts say."""
 
     input_ids: torch.Tensor
-    """[T]"""
+    """[T]: token ids; with device staging -1 - r stands for what lies in row r of `sampled_ids` when the step runs."""
     positions: torch.Tensor
     """[T, num_position_axes]: position of each token, counted from 0 (one axis: [T]); its place in the request, but
     where images span time, height and width."""

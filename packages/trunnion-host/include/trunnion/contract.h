@@ -63,6 +63,12 @@ enum {
 /* What an executor is to the others of its process, trunnion.contract.Role. */
 typedef enum trn_role { TRN_ROLE_TARGET = 0, TRN_ROLE_DRAFT = 1 } trn_role;
 
+/* Where a host, with or without a device runtime, meets the executor, trunnion.contract.Staging. */
+typedef enum trn_staging {
+  TRN_STAGING_HOST = 0,  /* inputs and output rows lie in host memory */
+  TRN_STAGING_DEVICE = 1 /* output rows lie on the device, and so do the ids that are sampled of them there */
+} trn_staging;
+
 typedef struct trn_limits {
   int32_t max_num_tokens; /* tokens per step */
   int32_t max_num_seqs;   /* requests per step */
@@ -89,6 +95,8 @@ typedef struct trn_create_options {
   trn_limits limits;
   int32_t role;             /* trn_role: a draft is the head that `model` carries to draft for its decoder */
   int32_t keep_hidden;      /* 1 = keep the hidden states of each step for a draft; a draft keeps its own anyway */
+  int32_t staging;          /* trn_staging */
+  int32_t reserved2;
   trn_executor *share_with; /* of a draft: its target, same thread, with keep_hidden, closed after it; else NULL */
 } trn_create_options;
 
@@ -181,7 +189,7 @@ typedef struct trn_group_buffers {
 typedef struct trn_input_buffers {
   uint32_t struct_size;
   int32_t num_groups;
-  int32_t *input_ids;       /* [max_num_tokens] */
+  int32_t *input_ids;       /* [max_num_tokens] -1 - r: row r of sampled_ids, with device staging */
   int32_t *positions;       /* [max_num_tokens, num_position_axes] */
   int32_t *query_start_loc; /* [max_num_seqs + 1] */
   int32_t *seq_lens;        /* [max_num_seqs] tokens cached after this step */
@@ -191,6 +199,9 @@ typedef struct trn_input_buffers {
   const trn_group_buffers *groups;
   float *logits; /* output rows [max_logits_rows, vocab_size]; the host may overwrite them. NULL if the model pools */
   float *pooled; /* output rows [max_logits_rows, output_width], or NULL: an embedding for each of logits_indices */
+  /* With device staging [max_logits_rows] on the device, the same for all sets: what the host samples of a step's logits
+   * before the next step runs, on the executor's stream. Else NULL. The rows above lie on the device then, too. */
+  int32_t *sampled_ids;
 } trn_input_buffers;
 TRN_API trn_status trn_executor_input_buffers(trn_executor *executor, int32_t buffer_set, trn_input_buffers *buffers);
 

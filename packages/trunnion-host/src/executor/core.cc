@@ -51,7 +51,7 @@ Core::Core(const trn_create_options& options, Core* target)
       backend_(make_backend(options, target == nullptr ? nullptr : target->backend_.get())),
       description_(backend_->description()),
       reader_(description_, limits_),
-      validator_(description_, limits_),
+      validator_(description_, limits_, options.staging == TRN_STAGING_DEVICE),
       target_(target) {
   for (const CacheGroup& group : description_.groups) {
     GroupStrings strings;

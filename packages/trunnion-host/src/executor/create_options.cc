@@ -39,6 +39,10 @@ void check_role(const trn_create_options& options) {
   if (!draft && options.role != TRN_ROLE_TARGET) {
     refuse("role", options.role, " is unknown; choices: ", int{TRN_ROLE_TARGET}, " (target), ", int{TRN_ROLE_DRAFT}, " (draft)");
   }
+  if (options.staging != TRN_STAGING_HOST && options.staging != TRN_STAGING_DEVICE) {
+    refuse("staging", options.staging, " is unknown; choices: ", int{TRN_STAGING_HOST}, " (host), ", int{TRN_STAGING_DEVICE},
+           " (device)");
+  }
   if (draft && options.share_with == nullptr) refuse("share_with", "is NULL, a draft needs the executor of its target");
   if (!draft && options.share_with != nullptr) refuse("share_with", "is set, and role is not draft");
 }

@@ -66,6 +66,7 @@ class NullBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Backend*) {
+  if (options.staging == TRN_STAGING_DEVICE) refuse("staging", "device: the null executor has no device; choices: 0 (host)");
   if (options.role == TRN_ROLE_DRAFT) refuse("role", "draft: the null executor has no drafts");
   return std::make_unique<NullBackend>(parse_null_options(options.model), options.limits);
 }

@@ -35,8 +35,11 @@ std::int64_t num_live_blocks(const BatchView& batch, const GroupView& view, cons
 
 }  // namespace
 
-Validator::Validator(const Description& description, const trn_limits& limits)
-    : description_(description), limits_(limits), marks_(description.groups.size()) {}
+Validator::Validator(const Description& description, const trn_limits& limits, bool samples)
+    : description_(description),
+      limits_(limits),
+      least_id_(samples ? -limits.max_logits_rows : 0),
+      marks_(description.groups.size()) {}
 
 void Validator::set_num_blocks(const std::vector<std::int32_t>& num_blocks) {
   num_blocks_ = num_blocks;
@@ -103,8 +106,9 @@ void Validator::check_requests(const BatchView& batch) const {
 
 void Validator::check_tokens(const BatchView& batch) const {
   for (std::int64_t t = 0; t < batch.counts.num_tokens; ++t) {
-    if (batch.input_ids[t] < 0 || batch.input_ids[t] >= description_.vocab_size) {
-      refuse("input_ids", "token ", t, " is ", batch.input_ids[t], ", expected 0 ... ", description_.vocab_size - 1);
+    if (batch.input_ids[t] < least_id_ || batch.input_ids[t] >= description_.vocab_size) {
+      refuse("input_ids", "token ", t, " is ", batch.input_ids[t], ", expected ", least_id_, " ... ",
+             description_.vocab_size - 1);
     }
   }
   if (description_.num_position_axes > 1) return check_spans(batch);

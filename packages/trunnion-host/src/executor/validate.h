@@ -9,7 +9,8 @@ namespace trunnion::executor {
 
 class Validator {
  public:
-  Validator(const Description& description, const trn_limits& limits);
+  /// With `samples` ids may stand for rows that are sampled on the device.
+  Validator(const Description& description, const trn_limits& limits, bool samples);
 
   /// Blocks (states) of each cache group, block 0 included; from then on ids are checked against them.
   void set_num_blocks(const std::vector<std::int32_t>& num_blocks);
@@ -45,6 +46,7 @@ class Validator {
 
   const Description& description_;
   trn_limits limits_;
+  std::int32_t least_id_;
   std::vector<std::int32_t> num_blocks_;
   std::vector<GroupMarks> marks_;
   std::uint64_t step_ = 0;

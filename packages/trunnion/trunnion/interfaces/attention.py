@@ -97,6 +97,8 @@ class StepInputs:
     """Of a draft: the hidden states that go with the device's tokens, [T, hidden_size], always at the same address."""
     encoder_pool: torch.Tensor | None = None
     """[max_encoder_rows, hidden_size] on the device: what images were encoded to; `encoder_indices` name its rows."""
+    sampled_ids: torch.Tensor | None = None
+    """[max_logits_rows] int32 on the device: what negative `input_ids` stand for; None with host staging."""
 
 
 class Group(ABC):

@@ -115,20 +115,23 @@ class Runner(ABC):
     def forward(self, step: StepInputs) -> torch.Tensor:
         """Call the model on the step's device tensors -> hidden states [T, H]; what a runner captures as its body.
 
-        Rows of the encoder pool take the place of embeddings here, so that captured steps read pool and indices at
-        their addresses. A token without a row takes nothing from the pool, whatever lies there.
+        Rows of the encoder pool take the place of embeddings here, and sampled ids that of input ids, so that captured
+        steps read them at their addresses. A token without a row takes nothing from the pool, whatever lies there.
         """
         inputs = step.device
+        ids, positions = inputs.input_ids, inputs.positions
+        if step.sampled_ids is not None:
+            ids = torch.ops.trunnion.take_sampled(ids, step.sampled_ids)
         if self._draft is not None:
             assert step.hidden_states is not None, "a step of a draft has hidden states"
-            return self._draft.forward(inputs.input_ids, inputs.positions, step.hidden_states)
+            return self._draft.forward(ids, positions, step.hidden_states)
         if step.encoder_pool is None:
-            return self.model.forward(inputs.input_ids, inputs.positions)  # type: ignore[call-arg]
+            return self.model.forward(ids, positions)  # type: ignore[call-arg]
         assert isinstance(self.model, MultiModal) and inputs.encoder_indices is not None, "a pool has who reads it"
         rows = step.encoder_pool.index_select(0, inputs.encoder_indices.clamp(min=0))  # [T, H]
         is_image = (inputs.encoder_indices >= 0).unsqueeze(-1)
-        embeds = torch.where(is_image, rows, self.model.embed(inputs.input_ids))
-        return self.model.forward(inputs.input_ids, inputs.positions, embeds)
+        embeds = torch.where(is_image, rows, self.model.embed(ids))
+        return self.model.forward(ids, positions, embeds)
 
     def plan(self, step: StepInputs) -> None:
         """Plan every group, once per step, and count it."""

@@ -23,6 +23,7 @@ from trunnion.contract import (
     Limits,
     OutputKind,
     Role,
+    Staging,
 )
 from trunnion.errors import BatchRefused, TrunnionError
 from trunnion.interfaces.kv_events import KVEventSlots
@@ -37,6 +38,8 @@ KIND_CODES = {CacheKind.FULL: 0, CacheKind.WINDOW: 1, CacheKind.MLA: 2, CacheKin
 OUTPUT_CODES = {OutputKind.LOGITS: 0, OutputKind.POOLED: 1}
 # trn_role
 ROLES = (Role.TARGET, Role.DRAFT)
+# trn_staging
+STAGINGS = (Staging.HOST, Staging.DEVICE)
 # DLPack's (code, bits); 2 = float, 4 = bfloat, 0 = int, 1 = unsigned
 DLPACK_DTYPES = {
     torch.float32: (2, 32),
@@ -71,6 +74,7 @@ def create(options: Mapping[str, Any]) -> HostedExecutor:
         progress=bool(options["show_progress"]),
         limits=limits,
         role=ROLES[options["role"]],
+        staging=STAGINGS[options["staging"]],
         keep_hidden=bool(options["keep_hidden"]),
     )
     target: HostedExecutor | None = options["share_with"]
@@ -117,9 +121,12 @@ class HostedExecutor:
 
     def addresses(self, buffer_set: int) -> dict[str, int]:
         """Host addresses of one set's lent tensors: every int32 field by its name, `counts` (int64), and
-        the output rows by their kind: `logits` or `pooled`."""
+        the output rows by their kind: `logits` or `pooled`. With device staging output rows are device addresses, and
+        `sampled_ids` is one more."""
         buffers = self._executor.input_buffers()[buffer_set]
+        sampled = self._executor.sampled_ids
         return {
+            **({} if sampled is None else {"sampled_ids": sampled.data_ptr()}),
             **{name: tensor.data_ptr() for name, tensor in buffers.fields.items()},
             "counts": buffers.counts.data_ptr(),
             self._executor.output_kind.value: buffers.output_rows.data_ptr(),

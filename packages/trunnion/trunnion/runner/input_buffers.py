@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from trunnion.contract import (
     GroupTensors,
     KVCacheSpec,
     Limits,
+    Staging,
 )
 from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
@@ -178,17 +180,17 @@ class FieldBlock:
 class BufferSet(FieldBlock):
     """Lent staging of one step in flight: int64 `counts`, int32 fields, and float32 output rows.
 
+    With device staging the output rows lie on the device.
+
     On a device that is the host, an eager runner's groups and model read these very tensors.
     """
 
-    def __init__(
-        self, layouts: list[FieldLayout], num_groups: int, limits: Limits, output_width: int, *, pinned: bool
-    ) -> None:
+    def __init__(self, layouts: list[FieldLayout], num_groups: int, output_rows: torch.Tensor, *, pinned: bool) -> None:
         super().__init__(layouts, num_groups, torch.device("cpu"), pinned=pinned)
         self._arrays = {name: field.numpy() for name, field in self.fields.items()}
         self.counts = torch.zeros(len(COUNT_FIELDS), dtype=torch.int64)
         self._counts_view = memoryview(self.counts.numpy())
-        self.output_rows = torch.zeros(limits.max_logits_rows, output_width, dtype=torch.float32)
+        self.output_rows = output_rows
 
     def read_counts(self) -> BatchCounts:
         """The integers that the host wrote to `counts`."""
@@ -308,6 +310,7 @@ class InputBuffers:
         num_position_axes: int = 1,
         hidden_states: HiddenStates | None = None,
         encoder_pool: torch.Tensor | None = None,
+        staging: Staging = Staging.HOST,
         kept_views: int = 64,
     ) -> None:
         layouts = field_layouts(limits, spec, required, num_position_axes)
@@ -315,8 +318,15 @@ class InputBuffers:
         self._encoder_pool = encoder_pool
         self._kept_views = kept_views
         self.hidden_states = hidden_states
+        pinned, rows = not on_host, limits.max_logits_rows
+        self.sampled_ids: torch.Tensor | None = None
+        """[max_logits_rows] int32 on the device, written by the host between steps; None with host staging."""
+        outputs: dict[str, Any] = {"pin_memory": pinned}
+        if staging is Staging.DEVICE:
+            self.sampled_ids = torch.zeros(rows, dtype=torch.int32, device=device)
+            outputs = {"device": device}
         self.sets = [
-            BufferSet(layouts, self._num_groups, limits, output_width, pinned=not on_host)
+            BufferSet(layouts, self._num_groups, torch.zeros(rows, output_width, **outputs), pinned=pinned)
             for _ in range(NUM_BUFFER_SETS)
         ]
         needs_device = static or not on_host
@@ -331,11 +341,12 @@ class InputBuffers:
             hidden = self.hidden_states.first(bucket.num_tokens)
         host = self._cut(buffer_set, lent, (counts.num_tokens, counts.num_reqs, counts.num_logits))
         if self.device_block is None:
-            return StepInputs(counts, host, host, hidden_states=hidden, encoder_pool=self._encoder_pool)
+            return StepInputs(counts, host, host, False, hidden, self._encoder_pool, self.sampled_ids)
         lent.pad(counts, bucket)
         self._upload(lent, self.device_block, counts, bucket)
         device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits))
-        return StepInputs(counts, host, device, bucket.mode is Mode.FULL, hidden, self._encoder_pool)
+        in_graph = bucket.mode is Mode.FULL
+        return StepInputs(counts, host, device, in_graph, hidden, self._encoder_pool, self.sampled_ids)
 
     def output_rows(self, buffer_set: int, rows: int) -> torch.Tensor:
         """The set's output rows `[0, rows)`."""

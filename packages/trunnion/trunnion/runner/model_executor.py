@@ -108,6 +108,7 @@ class ModelExecutor:
             num_position_axes=self.num_position_axes,
             hidden_states=None if target is None else HiddenStates(*rows),
             encoder_pool=None if self._encoder_pool is None else self._encoder_pool.rows,
+            staging=config.staging,
         )
         self._cut: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: list[LayerCaches] | None = None
@@ -220,6 +221,11 @@ class ModelExecutor:
     def input_buffers(self) -> Sequence[BufferSet]:
         """The lent buffer sets; they live until `close`."""
         return self._inputs.sets
+
+    @property
+    def sampled_ids(self) -> torch.Tensor | None:
+        """[max_logits_rows] int32 on the device: what the host samples there for the next step; None otherwise."""
+        return self._inputs.sampled_ids
 
     # Caches.
 
@@ -359,7 +365,7 @@ class ModelExecutor:
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
         output = self._inputs.output_rows(buffer_set, counts.num_logits)
         if counts.num_logits:
-            output.copy_(self._cut_rows(rows, counts.num_logits))
+            output.copy_(self._cut_rows(rows, counts.num_logits), non_blocking=True)
         self._steps += 1
         behind = self._hardware.record_fence(buffer_set)
         if behind is not None:
