@@ -18,6 +18,7 @@ from trunnion.runner.model_executor import ModelExecutor
 
 from .hf_images import ReferenceImage
 from .image_rows import ImageRows
+from .kv_events import LayerEvents
 
 JUNK = -987_654_321
 """What unused elements of the lent buffers hold."""
@@ -136,6 +137,7 @@ class HostDouble:
         self.rng = random.Random(seed)
         self.pools = [Pool(group, num_blocks, device, self.rng) for group in executor.kv_cache_spec().groups]
         executor.bind_kv_cache([pool.caches for pool in self.pools])
+        self.events = LayerEvents(executor, [pool.caches for pool in self.pools])
         executor.warm_up()
         self.image_rows = ImageRows(executor, self.rng)
         self.steps = 0
@@ -218,8 +220,10 @@ class HostDouble:
         buffer_set = self.steps % len(self.executor.input_buffers())
         self.steps += 1
         num_logits = self._fill(buffer_set, batch, query_len)
-        output = self.executor.execute_set(buffer_set, self.image_rows.items(batch))
-        self.executor.wait(output.fence)
+        images = self.image_rows.items(batch)
+        with self.events.step(buffer_set, sum(chunk.count for chunk in batch)):
+            output = self.executor.execute_set(buffer_set, images)
+            self.executor.wait(output.fence)
         lent = output.logits if output.pooled is None else output.pooled
         assert lent is not None and lent.dtype == torch.float32, "the contract's output rows are float32"
         rows = lent.cpu().clone()
@@ -284,6 +288,7 @@ class HostDouble:
             decode_query_len=query_len,
             max_query_len=max((chunk.count for chunk in batch), default=0),
             max_seq_len=max((span.stop for span in spans), default=0),
+            has_kv_events=int(self.events.active),
         )
         buffers.counts.copy_(torch.tensor([getattr(counts, name) for name in COUNT_FIELDS]))
         return len(wanted)

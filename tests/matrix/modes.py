@@ -136,6 +136,29 @@ def shuffle(bench: Bench, seen: Comparison) -> None:
             host.finish(request)
 
 
+def events(bench: Bench, seen: Comparison) -> None:
+    """Chunks, decodes and a step without tokens, each layer's cache there only when its event says so."""
+    host, counters = bench.host, bench.executor.counters
+    before = counters.kv_event_steps - host.steps
+    requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
+    chunks = {index: Chunk(request, max(1, request.remaining // 2)) for index, request in enumerate(requests)}
+    host.events.active = True
+    try:
+        while chunks:
+            starts = [chunk.request.computed for chunk in chunks.values()]
+            for index, start, rows in zip(chunks, starts, host.step(chunks.values()), strict=True):
+                seen.add(index, start, rows)
+            chunks = {index: Chunk(request, 1) for index, request in enumerate(requests) if request.remaining}
+        assert host.step([]) == [], "a step without requests has no logits"
+    finally:
+        host.events.active = False
+    assert counters.kv_event_steps - host.steps == before, "not every step with events was counted"
+    for request in requests:
+        host.finish(request)
+    # Nothing of the events is left in steps without.
+    whole(bench, seen)
+
+
 MODES: Mapping[str, Callable[[Bench, Comparison], None]] = {
     "whole": whole,
     "split": split,
@@ -144,6 +167,7 @@ MODES: Mapping[str, Callable[[Bench, Comparison], None]] = {
     "preempt": preempt,
     "prefix": prefix,
     "shuffle": shuffle,
+    "events": events,
 }
 
 NEEDS_SHARED_BLOCKS = ("prefix",)
