@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,11 @@ class FollowedHost(HostDouble):
         known = next(sequence for sequence in self._sequences if sequence[: len(tokens)] == list(tokens))
         self._followers[id(request)] = self._draft.add(known[1 : len(tokens) + 1])
         return request
+
+    @contextmanager
+    def with_events(self) -> Iterator[None]:
+        with super().with_events(), self._draft.with_events():
+            yield
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -149,6 +150,15 @@ class HostDouble:
         for pool in self.pools:
             pool.reset()
         self.image_rows.reset()
+
+    @contextmanager
+    def with_events(self) -> Iterator[None]:
+        """Within, every step gives its layers events, see `LayerEvents`."""
+        self.events.active = True
+        try:
+            yield
+        finally:
+            self.events.active = False
 
     @property
     def has_recurrent(self) -> bool:

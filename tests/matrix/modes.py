@@ -142,16 +142,13 @@ def events(bench: Bench, seen: Comparison) -> None:
     before = counters.kv_event_steps - host.steps
     requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
     chunks = {index: Chunk(request, max(1, request.remaining // 2)) for index, request in enumerate(requests)}
-    host.events.active = True
-    try:
+    with host.with_events():
         while chunks:
             starts = [chunk.request.computed for chunk in chunks.values()]
             for index, start, rows in zip(chunks, starts, host.step(chunks.values()), strict=True):
                 seen.add(index, start, rows)
             chunks = {index: Chunk(request, 1) for index, request in enumerate(requests) if request.remaining}
         assert host.step([]) == [], "a step without requests has no logits"
-    finally:
-        host.events.active = False
     assert counters.kv_event_steps - host.steps == before, "not every step with events was counted"
     for request in requests:
         host.finish(request)
