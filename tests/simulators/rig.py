@@ -112,7 +112,7 @@ class Rig:
 
     def poison_padding(self) -> None:
         """Make what padding rows compute NaN, from the first layer on."""
-        for parameter in _embeddings(self.executor._model):
+        for parameter in _embeddings(self.executor.model):
             parameter.data[0] = torch.nan
 
 

@@ -166,7 +166,7 @@ def test_a_step_without_a_graph_is_an_error(rigs: Callable[..., Rig]) -> None:
 def test_a_weight_that_was_replaced_is_an_error(rigs: Callable[..., Rig]) -> None:
     """A graph reads addresses: a reload must keep them."""
     rig = rigs(LLAMA)
-    norm = rig.executor._model.get_parameter("model.norm.weight")
+    norm = rig.executor.model.get_parameter("model.norm.weight")
     norm.data = norm.data.clone()
     with pytest.raises(SimulatedFault, match="outlives"):
         rig.decode(rig.requests(1, 3))

@@ -183,6 +183,6 @@ def test_checkpoints_with_and_without_prefix_and_head_are_the_same_model(tmp_pat
             {"a pooling model makes no logits": ("lm_head.weight",)} if head else {}
         )
         assert executor.input_buffers()[1].output_rows.shape == (2, 16)
-        states.append(executor._model.state_dict())
+        states.append(executor.model.state_dict())
     for state in states[1:]:
         assert all(torch.equal(state[name], tensor) for name, tensor in states[0].items())

@@ -1,16 +1,14 @@
-"""The executor of the contract: builds a model, binds its groups, and runs one forward per `execute`."""
+"""The executor of the contract: binds a loaded model's groups, and runs one forward per `execute`."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-from trunnion import registry
-from trunnion.config import DTYPES, BuildContext, ExecutorConfig
+from trunnion.config import ExecutorConfig
 from trunnion.contract import (
     BatchCounts,
     EncoderItem,
@@ -19,19 +17,15 @@ from trunnion.contract import (
     ForwardOutput,
     KVCacheSpec,
     LayerCaches,
-    Limits,
     MemoryProfile,
     OutputKind,
     WarmUpReport,
 )
-from trunnion.errors import BatchRefused, UnsupportedError
-from trunnion.hf_config import checkpoint_dtype
+from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
-from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
-from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Fence, Hardware
 from trunnion.interfaces.kv_events import KVEventGate, KVEvents, KVEventSlots
-from trunnion.interfaces.model import CausalLM, DraftModel, ModelConfig, MultiModal, PoolingModel, output_kind
+from trunnion.interfaces.model import CausalLM, DraftModel, MultiModal, PoolingModel, output_kind
 from trunnion.interfaces.runner import Bucket, Mode, RunnerCounters
 from trunnion.reference.memory_profile import profile_encoder
 from trunnion.runner import draft
@@ -39,11 +33,8 @@ from trunnion.runner.encoder_pool import EncoderPool
 from trunnion.runner.groups import BoundGroups
 from trunnion.runner.hidden_states import HiddenStates
 from trunnion.runner.input_buffers import NUM_BUFFER_SETS, BufferSet, InputBuffers
-from trunnion.weights.checkpoint import open_checkpoint
-from trunnion.weights.loader import load_weights
-
-if TYPE_CHECKING:
-    from trunnion.weights.report import WeightReport
+from trunnion.runner.kv_caches import allocate_caches, check_caches
+from trunnion.runner.load_model import LoadedModel, load_model
 
 
 class ModelExecutor:
@@ -53,50 +44,39 @@ class ModelExecutor:
     `warm_up`, then `execute` once per step, `close`.
     """
 
-    def __init__(
-        self,
-        config: ExecutorConfig,
-        hardware: Hardware,
-        device: torch.device,
-        parallel: ParallelGroup,
-        breaks: BreakPoints,
-        model: torch.nn.Module,
-        model_config: ModelConfig,
-        dtype: torch.dtype,
-        weight_report: WeightReport,
-        target: ModelExecutor | None = None,
-    ) -> None:
+    def __init__(self, config: ExecutorConfig, loaded: LoadedModel, target: ModelExecutor | None = None) -> None:
+        model, hardware, device = loaded.model, loaded.hardware, loaded.device
         kinds = isinstance(model, CausalLM), isinstance(model, PoolingModel)
         assert sum(kinds) == 1, f"{type(model).__name__} is not one of CausalLM and PoolingModel"
         assert isinstance(model, DraftModel) == (target is not None), "a draft has a target"
         self.config = config
         self.limits = config.limits
-        self.weight_report = weight_report
-        self.vocab_size = model_config.vocab_size
+        self.weight_report = loaded.weight_report
+        self.vocab_size = loaded.config.vocab_size
         self.output_kind = output_kind(model)
         self.output_width = model.embedding_size if isinstance(model, PoolingModel) else self.vocab_size
         """Columns of an output row."""
         self.num_position_axes: int = getattr(model, "num_position_axes", 1)
         self.encoder_patch_dim = model.encoder_patch_dim if isinstance(model, MultiModal) else 0
         """Columns of an image's patches; 0 = the model takes no images."""
-        self._hardware = hardware
-        self._parallel = parallel
-        self._breaks = breaks
-        self._model = model
+        self.hardware = hardware
+        self.parallel = loaded.parallel
+        self.breaks = loaded.breaks
+        self.model = model
         self._target = target
-        rows = config.limits.max_num_tokens, model_config.hidden_size, dtype, device
+        rows = config.limits.max_num_tokens, loaded.config.hidden_size, loaded.dtype, device
         self.hidden = HiddenStates(*rows) if config.keep_hidden or target is not None else None
         """Hidden states of the last step, by the row of its tokens, for a draft; None where they are not kept."""
         self._encoder_pool: EncoderPool | None = None
         if isinstance(model, MultiModal) and config.limits.max_encoder_rows:
             self._encoder_pool = EncoderPool(
-                model, config.limits.max_encoder_rows, model_config.hidden_size, dtype=dtype, device=device
+                model, config.limits.max_encoder_rows, loaded.config.hidden_size, dtype=loaded.dtype, device=device
             )
         self._gate = KVEventGate()
         self._kv_events: KVEvents | None = None
-        self._groups = BoundGroups(model, hardware, device, config.limits, breaks, self._gate)
+        self._groups = BoundGroups(model, hardware, device, config.limits, loaded.breaks, self._gate)
         self._device = device
-        self._runner = hardware.create_runner(model, self._groups.groups, config.limits, breaks)
+        self._runner = hardware.create_runner(model, self._groups.groups, config.limits, loaded.breaks)
         self._inputs = InputBuffers(
             config.limits,
             self._groups.cache_spec,
@@ -127,53 +107,7 @@ class ModelExecutor:
         Raises:
             UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
         """
-        draft.check_role(config, share_with)
-        if share_with is not None:
-            hardware = share_with._hardware
-        hardware = registry.hardware(config.hardware) if hardware is None else hardware
-        problems = [problem for problem in hardware.check_environment() if problem.fatal]
-        if problems:
-            first = problems[0]
-            raise UnsupportedError(f"{first.what}: found {first.found}, {hardware.name} needs {first.needed}")
-        checkpoint = open_checkpoint(config.model)
-        if share_with is None:
-            model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
-        else:
-            model_class = registry.draft_class(checkpoint.config)
-        model_config = model_class.config_class.from_hf(checkpoint.config)
-        _check_reach(config.limits, model_config.max_model_len)
-        device = hardware.initialize(config.device_index)
-        dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
-        if share_with is None:
-            breaks = BreakPoints()
-            parallel = _join(hardware, config, breaks)
-        else:
-            # Its ranks are together already, and what is shared has its break points there.
-            draft.check_model(model_config, dtype, share_with)
-            breaks, parallel = share_with._breaks, share_with._parallel
-        ctx = BuildContext(
-            hardware=hardware,
-            dtype=dtype,
-            parallel=parallel,
-            max_model_len=config.limits.max_model_len,
-            pooling=checkpoint.pooling,
-        )
-        with torch.device("meta"):
-            model = model_class(model_config, ctx)
-        shared: tuple[str, ...] = ()
-        if share_with is not None:
-            draft.check_layers(model)
-            shared = draft.share_modules(model, share_with._model)
-        report = load_weights(
-            model,
-            checkpoint.source,
-            model_class.weight_map,
-            dtype=dtype,
-            device=device,
-            progress=config.progress,
-            shared_modules=shared,
-        )
-        return cls(config, hardware, device, parallel, breaks, model.eval(), model_config, dtype, report, share_with)
+        return cls(config, load_model(config, hardware, share_with), share_with)
 
     # Questions the host asks before it allocates.
 
@@ -189,7 +123,7 @@ class ModelExecutor:
     @property
     def synchronous(self) -> bool:
         """Whether `execute` returns when the step is done, so that there is nothing to `wait` for."""
-        return self._hardware.synchronous
+        return self.hardware.synchronous
 
     def required_fields(self) -> Field:
         """Metadata the backends read beyond the required fields; the host builds exactly these."""
@@ -199,13 +133,13 @@ class ModelExecutor:
 
     def memory_profile(self) -> MemoryProfile:
         """Upper bounds in bytes, caches not included, and neither what a draft shares with its target."""
-        profile = self._hardware.memory_profile(self._model, self.limits)
-        shared = 0 if self._target is None else draft.shared_bytes(self._model)
+        profile = self.hardware.memory_profile(self.model, self.limits)
+        shared = 0 if self._target is None else draft.shared_bytes(self.model)
         kept = sum(states.nbytes for states in (self.hidden, self._inputs.hidden_states) if states is not None)
         encoding = 0
         if self._encoder_pool is not None:
             kept += self._encoder_pool.rows.nbytes
-            encoding = profile_encoder(self._model, self.limits.max_encoder_rows)
+            encoding = profile_encoder(self.model, self.limits.max_encoder_rows)
         return dataclasses.replace(
             profile,
             weights=profile.weights - shared,
@@ -235,24 +169,7 @@ class ModelExecutor:
         Raises:
             ValueError: not one count per group, or a count below 2 (block 0 is reserved).
         """
-        spec = self._groups.cache_spec
-        if len(num_blocks) != len(spec.groups):
-            raise ValueError(f"expected {len(spec.groups)} block counts, one per cache group, got {len(num_blocks)}")
-        for index, count in enumerate(num_blocks):
-            if count < 2:
-                raise ValueError(f"num_blocks[{index}] is {count}; at least 2 are needed, block 0 is reserved")
-        self.bind_kv_cache(
-            [
-                [
-                    {
-                        tensor.name: torch.zeros(count, *tensor.shape, dtype=tensor.dtype, device=self._device)
-                        for tensor in group.tensors
-                    }
-                    for _ in group.layers
-                ]
-                for group, count in zip(spec.groups, num_blocks, strict=True)
-            ]
-        )
+        self.bind_kv_cache(allocate_caches(self._groups.cache_spec, num_blocks, self._device))
 
     def bind_kv_cache(self, caches: list[LayerCaches]) -> None:
         """Bind the caches, once. `caches[group][layer][name]` is `[num_blocks, *shape]`, contiguous, on the device.
@@ -262,15 +179,7 @@ class ModelExecutor:
         """
         if self._caches is not None:
             raise ValueError("the KV cache is bound already; it is bound once")
-        spec = self._groups.cache_spec
-        if len(caches) != len(spec.groups):
-            raise ValueError(f"expected the caches of {len(spec.groups)} groups, got {len(caches)}")
-        for index, (group, layers) in enumerate(zip(spec.groups, caches, strict=True)):
-            if len(layers) != len(group.layers):
-                raise ValueError(f"cache group {index}: expected {len(group.layers)} layers, got {len(layers)}")
-            for name, layer in zip(group.layers, layers, strict=True):
-                for tensor in group.tensors:
-                    _check_cache(f"cache of {name}", tensor.name, layer, tensor.shape, tensor.dtype, self._device)
+        check_caches(self._groups.cache_spec, caches, self._device)
         self._groups.bind_kv_cache(caches)
         self._caches = caches
 
@@ -286,7 +195,7 @@ class ModelExecutor:
         found = [len(addresses) for addresses in slots.addresses]
         if found != [num_layers] * NUM_BUFFER_SETS:
             raise ValueError(f"expected {num_layers} slots for each of {NUM_BUFFER_SETS} buffer sets, got {found}")
-        self._kv_events = self._hardware.kv_events(slots)
+        self._kv_events = self.hardware.kv_events(slots)
 
     # Steps.
 
@@ -294,9 +203,9 @@ class ModelExecutor:
         """JIT, autotune and capture; leaves no trace in the caches. Reports what will run eager or on the reference."""
         if self._caches is None:
             raise ValueError("bind_kv_cache or allocate_kv_cache comes before warm_up")
-        report = WarmUpReport(on_reference={**self._groups.on_reference, **self._hardware.on_reference()})
+        report = WarmUpReport(on_reference={**self._groups.on_reference, **self.hardware.on_reference()})
         started = time.perf_counter()
-        self._parallel.collectives.join()
+        self.parallel.collectives.join()
         self._runner.warm_up(report, self._inputs)
         if self._encoder_pool is not None:
             report.eager["images"] = "encoded one by one by the model's Python, before the step that needs them"
@@ -344,15 +253,17 @@ class ModelExecutor:
         self._cut.clear()
         self._runner.close()
         if self._target is None:
-            self._parallel.collectives.close()
+            self.parallel.collectives.close()
 
     def _run(self, buffer_set: int, counts: BatchCounts, items: Sequence[EncoderItem]) -> ForwardOutput:
         if self._caches is None:
             raise BatchRefused("execute comes after bind_kv_cache")
+        bucket = self._runner.select(counts)
+        if counts.has_kv_events:
+            self._check_events(bucket)
         if items and self._encoder_pool is not None:
             self._encoder_pool.encode(items)
             self._runner.counters.encodes += len(items)
-        bucket = self._runner.select(counts)
         step = self._inputs.stage(buffer_set, counts, bucket)
         if self._target is not None:
             self._take_hidden(step)
@@ -367,7 +278,7 @@ class ModelExecutor:
         if counts.num_logits:
             output.copy_(self._cut_rows(rows, counts.num_logits), non_blocking=True)
         self._steps += 1
-        behind = self._hardware.record_fence(buffer_set)
+        behind = self.hardware.record_fence(buffer_set)
         if behind is not None:
             self._in_flight[buffer_set] = (self._steps, behind)
         if self.output_kind is OutputKind.POOLED:
@@ -406,14 +317,17 @@ class ModelExecutor:
         self, buffer_set: int, step: StepInputs, bucket: Bucket
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`Runner.run` of a step whose layers wait for the host, and tell it what they have written."""
-        if self._kv_events is None:
-            raise BatchRefused("kv_events: no slots are bound, so that no layer could find its events")
-        if bucket.mode is Mode.FULL:
-            raise RuntimeError(f"the runner chose {bucket} for a step with KV events: in a graph no layer can wait")
+        assert self._kv_events is not None, "_check_events has seen them"
         with self._gate.step(self._kv_events, buffer_set):
             outputs = self._runner.run(step, bucket)
         self._runner.counters.kv_event_steps += 1
         return outputs
+
+    def _check_events(self, bucket: Bucket) -> None:
+        if self._kv_events is None:
+            raise BatchRefused("kv_events: no slots are bound, so that no layer could find its events")
+        if bucket.mode is Mode.FULL:
+            raise RuntimeError(f"the runner chose {bucket} for a step with KV events: in a graph no layer can wait")
 
     def _check_free(self, buffer_set: int) -> None:
         pending = self._in_flight[buffer_set]
@@ -435,40 +349,3 @@ class ModelExecutor:
             value = getattr(counts, name)
             if not 0 <= value <= bound:
                 raise BatchRefused(f"{name}: {value} is outside 0 ... {bound}")
-
-
-def _check_reach(limits: Limits, longest: int) -> None:
-    if limits.max_model_len > longest:
-        raise ValueError(
-            f"max_model_len {limits.max_model_len} is above the {longest} tokens that the model's positions reach"
-        )
-
-
-def _join(hardware: Hardware, config: ExecutorConfig, breaks: BreakPoints) -> ParallelGroup:
-    if config.tp_size == 1:
-        return ParallelGroup(rank=0, size=1, collectives=NoCollectives())
-    collectives = hardware.collectives(config.tp_rank, config.tp_size, config.tp_init_method)
-    return ParallelGroup(
-        rank=config.tp_rank, size=config.tp_size, collectives=BreakableCollectives(collectives, breaks)
-    )
-
-
-def _check_cache(
-    what: str,
-    name: str,
-    layer: dict[str, torch.Tensor],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    tensor = layer.get(name)
-    if tensor is None:
-        raise ValueError(f"{what}: tensor {name!r} is missing")
-    if tuple(tensor.shape[1:]) != shape or tensor.shape[0] < 2:
-        raise ValueError(f"{what}: {name!r} has shape {tuple(tensor.shape)}, expected (at least 2, *{shape})")
-    if tensor.dtype != dtype:
-        raise ValueError(f"{what}: {name!r} has dtype {tensor.dtype}, expected {dtype}")
-    if tensor.device.type != device.type:
-        raise ValueError(f"{what}: {name!r} lies on {tensor.device}, expected {device}")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{what}: {name!r} has strides {tensor.stride()}, expected a contiguous tensor")

@@ -1,0 +1,122 @@
+"""From a checkpoint to a loaded model and what it was loaded with: the part of `create` that knows no steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from trunnion import registry
+from trunnion.config import DTYPES, BuildContext, ExecutorConfig
+from trunnion.errors import UnsupportedError
+from trunnion.hf_config import checkpoint_dtype
+from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
+from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
+from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.model import ModelConfig
+from trunnion.runner import draft
+from trunnion.weights.checkpoint import open_checkpoint
+from trunnion.weights.loader import load_weights
+
+if TYPE_CHECKING:
+    from trunnion.runner.model_executor import ModelExecutor
+    from trunnion.weights.report import WeightReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model with its weights on a device, its ranks and its break points."""
+
+    model: torch.nn.Module
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    hardware: Hardware
+    parallel: ParallelGroup
+    breaks: BreakPoints
+    weight_report: WeightReport
+
+
+def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelExecutor | None) -> LoadedModel:
+    """Load the model that `config` names, or its draft if there is a target to share with.
+
+    Raises:
+        UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
+    """
+    draft.check_role(config, target)
+    if target is not None:
+        hardware = target.hardware
+    hardware = registry.hardware(config.hardware) if hardware is None else hardware
+    _check_environment(hardware)
+    checkpoint = open_checkpoint(config.model)
+    if target is None:
+        model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
+    else:
+        model_class = registry.draft_class(checkpoint.config)
+    model_config = model_class.config_class.from_hf(checkpoint.config)
+    _check_reach(config.limits.max_model_len, model_config.max_model_len)
+    device = hardware.initialize(config.device_index)
+    dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
+    if target is None:
+        breaks = BreakPoints()
+        parallel = _join(hardware, config, breaks)
+    else:
+        # Its ranks are together already, and what is shared has its break points there.
+        draft.check_model(model_config, dtype, target)
+        breaks, parallel = target.breaks, target.parallel
+    ctx = BuildContext(
+        hardware=hardware,
+        dtype=dtype,
+        parallel=parallel,
+        max_model_len=config.limits.max_model_len,
+        pooling=checkpoint.pooling,
+    )
+    with torch.device("meta"):
+        model = model_class(model_config, ctx)
+    shared: tuple[str, ...] = ()
+    if target is not None:
+        draft.check_layers(model)
+        shared = draft.share_modules(model, target.model)
+    report = load_weights(
+        model,
+        checkpoint.source,
+        model_class.weight_map,
+        dtype=dtype,
+        device=device,
+        progress=config.progress,
+        shared_modules=shared,
+    )
+    return LoadedModel(
+        model=model.eval(),
+        config=model_config,
+        dtype=dtype,
+        device=device,
+        hardware=hardware,
+        parallel=parallel,
+        breaks=breaks,
+        weight_report=report,
+    )
+
+
+def _check_environment(hardware: Hardware) -> None:
+    problems = [problem for problem in hardware.check_environment() if problem.fatal]
+    if problems:
+        first = problems[0]
+        raise UnsupportedError(f"{first.what}: found {first.found}, {hardware.name} needs {first.needed}")
+
+
+def _check_reach(max_model_len: int, longest: int) -> None:
+    if max_model_len > longest:
+        raise ValueError(
+            f"max_model_len {max_model_len} is above the {longest} tokens that the model's positions reach"
+        )
+
+
+def _join(hardware: Hardware, config: ExecutorConfig, breaks: BreakPoints) -> ParallelGroup:
+    if config.tp_size == 1:
+        return ParallelGroup(rank=0, size=1, collectives=NoCollectives())
+    collectives = hardware.collectives(config.tp_rank, config.tp_size, config.tp_init_method)
+    return ParallelGroup(
+        rank=config.tp_rank, size=config.tp_size, collectives=BreakableCollectives(collectives, breaks)
+    )
