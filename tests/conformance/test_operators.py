@@ -31,6 +31,10 @@ def _mrope(noise: Noise, rows: int, section: list[int]) -> Arguments:
     return [noise(rows, 3, 16), noise(rows, 1, 16), positions, _rope_table(50, 2 * sum(section)), section]
 
 
+def _ids(count: int, least: int, end: int) -> torch.Tensor:
+    return torch.randint(least, end, (count,), dtype=torch.int32)
+
+
 def _logits(rows: int, experts: int) -> torch.Tensor:
     """No two experts close enough for rounding to choose."""
     order = torch.argsort(torch.rand(rows, experts), dim=1)
@@ -74,6 +78,7 @@ CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
         "one-run-each": lambda noise, rows: _mrope(noise, rows, [2, 3, 3]),
         "twice-in-turn": lambda noise, rows: _mrope(noise, rows, [1, 2, 1, 2, 1, 1]),
     },
+    "take_sampled": {"plain": lambda noise, rows: [_ids(rows, -5, 40), _ids(5, 0, 40)]},
     "silu_and_mul": {"plain": lambda noise, rows: [noise(rows, 22)]},
     "gelu_tanh_and_mul": {"plain": lambda noise, rows: [noise(rows, 22)]},
     "topk_softmax": {
