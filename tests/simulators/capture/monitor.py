@@ -12,7 +12,7 @@ from capture.memory import non_owning
 from capture.refusals import is_host_read, why_it_waits
 from capture.stream import SimulatedStream
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 aten = torch.ops.aten
@@ -104,5 +104,10 @@ class DelayedTransfers(TorchDispatchMode):
         if all(tensor.untyped_storage()._cdata in self._host for tensor in tensors):
             return func(*args, **kwargs)
         addresses, named = tree_map_only(torch.Tensor, non_owning, (args, kwargs))
-        self._stream.launch(lambda: func(*addresses, **named))
+
+        def work() -> None:
+            with _disable_current_modes():
+                func(*addresses, **named)
+
+        self._stream.launch(work)
         return kwargs.get("out", args[0])
