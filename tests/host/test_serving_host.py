@@ -41,6 +41,7 @@ MODELS = ["null:window=0", "null:window=12", "null:window=7,csr=1", "null:window
 STRUCTS = {
     "trn_host_options": abi.HostOptions,
     "trn_host_sampling": abi.HostSampling,
+    "trn_host_image": abi.HostImage,
     "trn_host_request": abi.HostRequest,
     "trn_host_event": abi.HostEvent,
 }

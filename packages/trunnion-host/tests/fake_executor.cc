@@ -48,6 +48,7 @@ struct GroupState {
   int32_t width = 0;
   int32_t num_blocks = 0;
   std::vector<int32_t> tokens;   // per slot
+  std::vector<uint64_t> places;  // per slot: where positions say the token lies
   std::vector<uint64_t> states;  // recurrent
   std::vector<int32_t> slot_mapping, block_table, kv_start, kv_indptr, kv_indices, kv_last_page_len, state_indices,
       has_initial_state;
@@ -70,7 +71,8 @@ struct trn_executor {
     std::vector<trn_group_buffers> groups;
   };
   Lent sets[2];
-  std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices;
+  std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices, encoder_indices;
+  std::vector<int32_t> rows;  // the encoder pool
   std::vector<float> logits;
   trn_executor_stats stats{};
   uint64_t step = 0;
@@ -80,7 +82,9 @@ struct trn_executor {
     const auto [tokens, seqs] = std::pair<size_t, size_t>(limits.max_num_tokens, limits.max_num_seqs);
     const int32_t bs = limits.block_size;
     input_ids.resize(tokens);
-    positions.resize(tokens);
+    positions.resize(tokens * size_t(config.num_position_axes));
+    encoder_indices.resize(tokens);
+    rows.resize(size_t(limits.max_encoder_rows), kRuined);
     query_start_loc.resize(seqs + 1);
     seq_lens.resize(seqs);
     logits_indices.resize(limits.max_logits_rows);
@@ -108,7 +112,8 @@ struct trn_executor {
 
   // Everything a host fills, in one order. Steps are computed from here; hosts write to the copies in `sets`.
   std::vector<std::vector<int32_t>*> fields() {
-    std::vector<std::vector<int32_t>*> all{&input_ids, &positions, &query_start_loc, &seq_lens, &logits_indices};
+    std::vector<std::vector<int32_t>*> all{&input_ids, &positions, &query_start_loc, &seq_lens, &logits_indices,
+                                           &encoder_indices};
     for (GroupState& group : groups) {
       all.insert(all.end(), {&group.slot_mapping, &group.block_table, &group.kv_start, &group.kv_indptr,
                              &group.kv_indices, &group.kv_last_page_len, &group.state_indices,
@@ -120,7 +125,7 @@ struct trn_executor {
   void lend(Lent& set) {
     const auto at = [&](size_t index) { return set.memory[index].data(); };
     for (size_t g = 0; g < groups.size(); ++g) {
-      const size_t first = 5 + 8 * g;
+      const size_t first = 6 + 8 * g;
       trn_group_buffers lent{};
       if (groups[g].spec.kind == TRN_CACHE_RECURRENT) {
         lent.state_indices = at(first + 6);
@@ -152,6 +157,19 @@ struct trn_executor {
     return true;
   }
 
+  bool takes_images() const { return config.patch_dim > 0 && limits.max_encoder_rows > 0; }
+  // The index of the token in its request.
+  int32_t place(int32_t request, int32_t token) const {
+    return seq_lens[request] - (query_start_loc[request + 1] - token);
+  }
+  uint64_t position_hash(int32_t token) const;
+  int32_t token_of(int32_t token) const {
+    const bool image = takes_images() && encoder_indices[token] >= 0;
+    return image ? rows[encoder_indices[token]] : input_ids[token];
+  }
+  void encode(const trn_forward_batch& batch, bool ruin);
+  void check_positions(int32_t request) const;
+  void check_images(const trn_forward_batch& batch) const;
   void check_counts(const trn_forward_batch& batch) const;
   void check_attention(const trn_forward_batch& batch, const GroupState& group) const;
   void check_csr(const trn_forward_batch& batch, const GroupState& group) const;
@@ -173,8 +191,8 @@ void trn_executor::check_counts(const trn_forward_batch& batch) const {
     expect(b >= batch.num_decodes || end - begin == 1, "decode ", b, " has ", end - begin, " tokens");
     longest_query = std::max(longest_query, end - begin);
     longest_seq = std::max(longest_seq, seq_lens[b]);
+    check_positions(b);
     for (int32_t t = begin; t < end; ++t) {
-      expect(positions[t] == seq_lens[b] - (end - t), "position of token ", t);
       expect(input_ids[t] >= 0 && input_ids[t] < config.vocab_size, "input_ids[", t, "]");
     }
   }
@@ -188,6 +206,58 @@ void trn_executor::check_counts(const trn_forward_batch& batch) const {
   }
 }
 
+void trn_executor::check_positions(int32_t request) const {
+  const int32_t axes = config.num_position_axes;
+  for (int32_t t = query_start_loc[request]; t < query_start_loc[request + 1]; ++t) {
+    for (int32_t axis = 0; axis < axes; ++axis) {
+      const int32_t position = positions[t * axes + axis];
+      // An image advances the axes unevenly, and never faster than one a token.
+      const bool right = axes == 1 ? position == place(request, t) : position >= 0 && position <= place(request, t);
+      expect(right, "position of token ", t, " on axis ", axis, " is ", position);
+    }
+  }
+}
+
+void trn_executor::check_images(const trn_forward_batch& batch) const {
+  expect(batch.num_encoder_items == 0 || takes_images(), "images for a model that takes none");
+  std::set<int32_t> written;
+  for (int32_t i = 0; i < batch.num_encoder_items; ++i) {
+    const trn_encoder_item& item = batch.encoder_items[i];
+    const int64_t patches = int64_t{item.grid[0]} * item.grid[1] * item.grid[2];
+    expect(item.pixels->shape[0] == patches && item.pixels->shape[1] == config.patch_dim, "shape of image ", i);
+    expect(patches == 4 * item.num_rows, "image ", i, " has ", item.num_rows, " rows for ", patches, " patches");
+    for (int32_t row = item.first_row; row < item.first_row + item.num_rows; ++row) {
+      expect(row >= 0 && row < limits.max_encoder_rows, "row ", row, " is not in the pool");
+      expect(written.insert(row).second, "row ", row, " is written twice");
+    }
+  }
+  for (int32_t t = 0; takes_images() && t < batch.num_tokens; ++t) {
+    const int32_t row = encoder_indices[t];
+    expect(row >= -1 && row < limits.max_encoder_rows, "encoder_indices[", t, "] is ", row);
+    expect(row < 0 || written.count(row) > 0 || rows[row] != kRuined, "row ", row, " was never encoded");
+  }
+}
+
+void trn_executor::encode(const trn_forward_batch& batch, bool ruin) {
+  for (int32_t i = 0; i < batch.num_encoder_items; ++i) {
+    const trn_encoder_item& item = batch.encoder_items[i];
+    uint64_t hash = 17;
+    for (const int32_t side : item.grid) hash = mix(hash, uint64_t(side));
+    const auto* pixels = static_cast<const float*>(item.pixels->data);
+    for (int64_t j = 0; j < item.pixels->shape[0] * item.pixels->shape[1]; ++j) hash = mix(hash, uint64_t(pixels[j]));
+    for (int32_t row = 0; row < item.num_rows; ++row) {
+      rows[item.first_row + row] = ruin ? kRuined : int32_t(mix(hash, uint64_t(row)) & 0xFFFFF) + 1000;
+    }
+  }
+}
+
+uint64_t trn_executor::position_hash(int32_t token) const {
+  const int32_t axes = config.num_position_axes;
+  uint64_t hash = 0;
+  for (int32_t axis = 0; axis < axes; ++axis) hash = mix(hash, uint64_t(positions[token * axes + axis]) + 5);
+  return hash;
+}
+
 void trn_executor::check_attention(const trn_forward_batch& batch, const GroupState& group) const {
   const int32_t bs = limits.block_size;
   std::set<int32_t> written_blocks;
@@ -196,7 +266,7 @@ void trn_executor::check_attention(const trn_forward_batch& batch, const GroupSt
     const int32_t start = group.kv_start[b];
     const int32_t* row = &group.block_table[size_t(b) * group.width];
     const int32_t used = (seq_lens[b] - start + bs - 1) / bs;
-    const int32_t first_query = positions[query_start_loc[b]];
+    const int32_t first_query = place(b, query_start_loc[b]);
     const int32_t visible = group.spec.window == 0 ? 0 : std::max(0, first_query - group.spec.window + 1);
     expect(start % bs == 0 && start >= 0 && start <= visible, "kv_start ", start, " where ", visible, " is visible");
     expect(visible - start < bs, "a whole block before the window is held: kv_start ", start, ", visible ", visible);
@@ -206,7 +276,7 @@ void trn_executor::check_attention(const trn_forward_batch& batch, const GroupSt
       if (j < used) ++readers[row[j]];
     }
     for (int32_t t = query_start_loc[b]; t < query_start_loc[b + 1]; ++t) {
-      const int32_t offset = positions[t] - start;
+      const int32_t offset = place(b, t) - start;
       expect(group.slot_mapping[t] == row[offset / bs] * bs + offset % bs, "slot_mapping[", t, "]");
       written_blocks.insert(row[offset / bs]);
     }
@@ -232,7 +302,7 @@ void trn_executor::check_recurrent(const trn_forward_batch& batch, const GroupSt
   for (int32_t b = 0; b < batch.num_reqs; ++b) {
     const int32_t state = group.state_indices[b];
     expect(state > 0 && state < group.num_blocks && states.insert(state).second, "state_indices[", b, "] ", state);
-    expect(group.has_initial_state[b] == (positions[query_start_loc[b]] > 0), "has_initial_state[", b, "]");
+    expect(group.has_initial_state[b] == (place(b, query_start_loc[b]) > 0), "has_initial_state[", b, "]");
   }
 }
 
@@ -243,12 +313,14 @@ uint64_t trn_executor::context(const GroupState& group, int32_t request, int32_t
   for (int32_t j = first; j <= position; ++j) {
     const int32_t offset = j - group.kv_start[request];
     const int32_t block = group.block_table[size_t(request) * group.width + offset / bs];
-    hash = mix(hash, uint64_t(group.tokens[size_t(block) * bs + offset % bs]) << 20 ^ uint64_t(j));
+    const size_t slot = size_t(block) * bs + offset % bs;
+    hash = mix(mix(hash, uint64_t(group.tokens[slot]) << 20 ^ uint64_t(j)), group.places[slot]);
   }
   return hash;
 }
 
 void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
+  encode(batch, ruin);
   std::vector<uint64_t> hashes(batch.num_tokens, 3);
   for (GroupState& group : groups) {
     const bool recurrent = group.spec.kind == TRN_CACHE_RECURRENT;
@@ -256,10 +328,11 @@ void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
       uint64_t state = recurrent && group.has_initial_state[b] ? group.states[group.state_indices[b]] : 11;
       for (int32_t t = query_start_loc[b]; t < query_start_loc[b + 1]; ++t) {
         if (recurrent) {
-          state = mix(state, uint64_t(input_ids[t]));
+          state = mix(mix(state, uint64_t(token_of(t))), position_hash(t));
           hashes[t] = mix(hashes[t], state);
         } else {
-          group.tokens[group.slot_mapping[t]] = ruin ? kRuined : input_ids[t];
+          group.tokens[group.slot_mapping[t]] = ruin ? kRuined : token_of(t);
+          group.places[group.slot_mapping[t]] = position_hash(t);
         }
       }
       if (recurrent) group.states[group.state_indices[b]] = ruin ? kRuined : state;
@@ -272,7 +345,7 @@ void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
     const auto request = static_cast<int32_t>(bound - query_start_loc.begin()) - 1;
     uint64_t hash = hashes[token];
     for (const GroupState& group : groups) {
-      if (group.spec.kind != TRN_CACHE_RECURRENT) hash = mix(hash, context(group, request, positions[token]));
+      if (group.spec.kind != TRN_CACHE_RECURRENT) hash = mix(hash, context(group, request, place(request, token)));
     }
     for (int32_t id = 0; id < width(); ++id) {
       float& value = logits[size_t(n) * width() + id];
@@ -323,12 +396,15 @@ const char* trn_last_error_field(const trn_executor*) { return "input_ids"; }
 
 trn_status trn_executor_model_info(trn_executor* executor, trn_model_info* info) {
   info->required_fields = executor->config.required_fields;
+  if (executor->takes_images()) info->required_fields |= TRN_FIELD_ENCODER_INDICES;
   info->vocab_size = executor->config.vocab_size;
   info->num_groups = static_cast<int32_t>(executor->groups.size());
   info->accepts_upper_bound_lens = 0;
   info->num_buffer_sets = 2;
   info->output_kind = executor->config.pooled_width > 0 ? TRN_OUTPUT_POOLED : TRN_OUTPUT_LOGITS;
   info->output_width = executor->width();
+  info->num_position_axes = executor->config.num_position_axes;
+  info->encoder_patch_dim = executor->config.patch_dim;
   return TRN_OK;
 }
 
@@ -355,6 +431,7 @@ trn_status trn_executor_allocate_kv_cache(trn_executor* executor, const int32_t*
     GroupState& group = executor->groups[g];
     group.num_blocks = num_blocks[g];
     group.tokens.assign(size_t(num_blocks[g]) * executor->limits.block_size, kRuined);
+    group.places.assign(group.tokens.size(), uint64_t(kRuined));
     group.states.assign(num_blocks[g], uint64_t(kRuined));
   }
   return TRN_OK;
@@ -375,6 +452,7 @@ trn_status trn_executor_input_buffers(trn_executor* executor, int32_t index, trn
   buffers->query_start_loc = set.memory[2].data();
   buffers->seq_lens = set.memory[3].data();
   buffers->logits_indices = set.memory[4].data();
+  if (executor->takes_images()) buffers->encoder_indices = set.memory[5].data();
   buffers->groups = set.groups.data();
   (executor->config.pooled_width > 0 ? buffers->pooled : buffers->logits) = executor->logits.data();
   return TRN_OK;
@@ -386,6 +464,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
     expect(batch->buffer_set == static_cast<int32_t>(executor->step % 2), "buffer_set ", batch->buffer_set);
     executor->take_inputs(executor->sets[batch->buffer_set]);
     executor->check_counts(*batch);
+    executor->check_images(*batch);
     for (const GroupState& group : executor->groups) {
       if (group.spec.kind == TRN_CACHE_RECURRENT) {
         executor->check_recurrent(*batch, group);

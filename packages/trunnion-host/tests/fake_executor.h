@@ -24,6 +24,9 @@ struct Config {
   // Columns of pooled rows; 0 = the executor makes logits.
   int32_t pooled_width = 0;
   uint32_t required_fields = 0;
+  // Numbers of a patch, four of which make a row of the encoder pool; 0 = the model takes no images.
+  int32_t patch_dim = 0;
+  int32_t num_position_axes = 1;
   // Asked at each execute, counted from 1, after the checks. Anything but TRN_OK leaves the step's slots ruined, unless
   // REFUSED. May block.
   std::function<trn_status(uint64_t step, const trn_forward_batch& batch)> fault = {};

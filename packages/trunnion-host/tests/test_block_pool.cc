@@ -4,20 +4,21 @@
 #include "check.h"
 #include "serving/block_key.h"
 #include "serving/block_pool.h"
+#include "serving/images.h"
 
 using namespace trunnion::serving;
 
 TEST(block_keys_depend_on_every_token_before) {
   const std::vector<int32_t> tokens{1, 2, 3, 4, 5, 6, 7, 8, 9};
   std::vector<BlockKey> keys;
-  extend_keys(keys, tokens, 4);
+  extend_keys(keys, tokens, {}, 4);
   CHECK_EQ(keys.size(), 2u);
   CHECK(keys[0] != keys[1]);
   for (size_t changed = 0; changed < 8; ++changed) {
     std::vector<int32_t> others = tokens;
     others[changed] += 1;
     std::vector<BlockKey> other_keys;
-    extend_keys(other_keys, others, 4);
+    extend_keys(other_keys, others, {}, 4);
     CHECK(other_keys[1] != keys[1]);
     CHECK_EQ(other_keys[0] == keys[0], changed >= 4);
   }
@@ -28,16 +29,16 @@ TEST(block_keys_extend_as_tokens_come) {
   std::vector<BlockKey> grown, whole;
   for (int32_t token = 0; token < 30; ++token) {
     tokens.push_back(token * 7 % 11);
-    extend_keys(grown, tokens, 4);
+    extend_keys(grown, tokens, {}, 4);
   }
-  extend_keys(whole, tokens, 4);
+  extend_keys(whole, tokens, {}, 4);
   CHECK(grown == whole);
   CHECK_EQ(whole.size(), 7u);
 }
 
 TEST(block_keys_of_equal_blocks_differ_by_place) {
   std::vector<BlockKey> keys;
-  extend_keys(keys, std::vector<int32_t>(64, 5), 4);
+  extend_keys(keys, std::vector<int32_t>(64, 5), {}, 4);
   const std::set<uint64_t> low([&] {
     std::set<uint64_t> values;
     for (const BlockKey& key : keys) values.insert(key.low);
@@ -63,7 +64,7 @@ TEST(pool_never_hands_out_block_0) {
 TEST(pool_evicts_the_least_recently_released) {
   BlockPool pool(4);
   std::vector<BlockKey> keys;
-  extend_keys(keys, std::vector<int32_t>{1, 2, 3}, 1);
+  extend_keys(keys, std::vector<int32_t>{1, 2, 3}, {}, 1);
   for (int i = 0; i < 3; ++i) pool.publish(pool.allocate(), keys[i]);
   for (const int i : {1, 0, 2}) pool.release(pool.find(keys[i]));
   CHECK_EQ(pool.num_cached(), 3);

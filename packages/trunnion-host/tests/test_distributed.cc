@@ -20,13 +20,14 @@ using namespace trunnion::distributed;
 namespace {
 
 constexpr int32_t kWidth = 6, kStates = 2;
-constexpr trn_limits kLimits{16, 4, 24, 4, 4, kStates, 0};
+constexpr trn_limits kLimits{16, 4, 24, 4, 4, kStates, 8};
 
 ModelFacts facts() {
   ModelFacts made;
   made.limits = kLimits;
   made.num_buffer_sets = 1;
   made.num_position_axes = 3;
+  made.encoder_patch_dim = 2;
   made.has_csr = made.has_num_accepted = made.has_hidden_indices = made.has_encoder_indices = true;
   made.groups = {{false, kWidth}, {true, kStates}};
   return made;
@@ -58,6 +59,11 @@ struct Lent {
   size_t used = 0;
   trn_group_buffers groups[2]{};
   trn_input_buffers inputs{};
+  // Two images, of 4 and 2 patches.
+  float pixels[12] = {0.5f, -1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  int64_t shapes[2][2] = {{4, 2}, {2, 2}};
+  DLTensor views[2]{};
+  trn_encoder_item items[2]{};
 };
 
 // Two requests of 3 and 2 tokens; rows of 4 and 1 blocks.
@@ -73,6 +79,12 @@ trn_forward_batch fill(Lent& lent) {
   lent.groups[0].kv_indptr[0] = 0;
   lent.groups[0].kv_indptr[1] = 4;
   lent.groups[0].kv_indptr[2] = 5;
+  for (int i = 0; i < 2; ++i) {
+    lent.views[i] = {lent.pixels + 8 * i, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, lent.shapes[i], nullptr, 0};
+    lent.items[i] = {&lent.views[i], {1, 2, 2 - i}, 3 * i, 2 - i};
+  }
+  batch.num_encoder_items = 2;
+  batch.encoder_items = lent.items;
   return batch;
 }
 
@@ -105,16 +117,28 @@ struct Pair {
 
 TEST(batches_arrive_as_they_were_sent) {
   Lent from(1000), to(-1000);
+  DecodedImages images;
   const trn_forward_batch batch = fill(from);
   Bytes payload;
   BatchCodec(facts()).encode(batch, from.inputs, payload);
-  const trn_forward_batch arrived = BatchCodec(facts()).decode(payload, std::span(&to.inputs, 1));
+  const trn_forward_batch arrived = BatchCodec(facts()).decode(payload, std::span(&to.inputs, 1), images);
   CHECK_EQ(arrived.num_tokens, 5);
   CHECK_EQ(arrived.num_reqs, 2);
   CHECK_EQ(arrived.num_logits, 1);
   CHECK_EQ(arrived.max_query_len, 3);
   CHECK_EQ(arrived.max_seq_len, 15);
   CHECK_EQ(arrived.lens_are_exact, 1);
+  CHECK_EQ(arrived.num_encoder_items, 2);
+  for (int i = 0; i < 2; ++i) {
+    const trn_encoder_item &sent = from.items[i], &received = arrived.encoder_items[i];
+    CHECK(std::equal(sent.grid, sent.grid + 3, received.grid));
+    CHECK_EQ(received.first_row, sent.first_row);
+    CHECK_EQ(received.num_rows, sent.num_rows);
+    CHECK(std::equal(sent.pixels->shape, sent.pixels->shape + 2, received.pixels->shape));
+    const auto* pixels = static_cast<const float*>(received.pixels->data);
+    CHECK(std::equal(pixels, pixels + sent.pixels->shape[0] * 2, static_cast<const float*>(sent.pixels->data)));
+    CHECK(received.pixels->dtype.code == kDLFloat && received.pixels->dtype.bits == 32);
+  }
   const auto sent = used_rows(from), received = used_rows(to);
   size_t touched = 0;
   for (size_t i = 0; i < sent.size(); ++i) {
@@ -143,20 +167,22 @@ TEST(events_of_one_process_are_not_sent_to_another) {
 
 TEST(cut_and_overlong_batches_are_no_batches) {
   Lent from(1000), to(-1000);
+  DecodedImages images;
   Bytes payload;
   BatchCodec(facts()).encode(fill(from), from.inputs, payload);
   const BatchCodec codec(facts());
   for (size_t size = 0; size < payload.size(); ++size) {
-    const auto decode = [&] { codec.decode(std::span(payload.data(), size), std::span(&to.inputs, 1)); };
+    const auto decode = [&] { codec.decode(std::span(payload.data(), size), std::span(&to.inputs, 1), images); };
     CHECK_EQ(thrown<ProtocolError>(decode), std::string("a message is shorter than its content"));
   }
   payload.push_back({});
-  CHECK_EQ(thrown<ProtocolError>([&] { codec.decode(payload, std::span(&to.inputs, 1)); }),
+  CHECK_EQ(thrown<ProtocolError>([&] { codec.decode(payload, std::span(&to.inputs, 1), images); }),
            std::string("1 bytes too many"));
 }
 
 TEST(counts_beyond_the_limits_write_nothing) {
   Lent from(1000), to(-1000);
+  DecodedImages images;
   Bytes payload;
   BatchCodec(facts()).encode(fill(from), from.inputs, payload);
   const std::vector<int32_t> before = to.memory;
@@ -165,7 +191,7 @@ TEST(counts_beyond_the_limits_write_nothing) {
     for (const int32_t wrong : {-1, 17, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
       Bytes changed = payload;
       std::memcpy(changed.data() + count * sizeof wrong, &wrong, sizeof wrong);
-      const auto decode = [&] { BatchCodec(facts()).decode(changed, std::span(&to.inputs, 1)); };
+      const auto decode = [&] { BatchCodec(facts()).decode(changed, std::span(&to.inputs, 1), images); };
       CHECK(thrown<ProtocolError>(decode).find("is outside 0 ... ") != std::string::npos);
       CHECK(to.memory == before);
     }

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "check.h"
+#include "serving/images.h"
 #include "serving/kv_cache.h"
 
 using namespace trunnion::serving;
@@ -22,7 +23,7 @@ std::vector<BlockKey> keys_of(int32_t num_tokens) {
   std::vector<int32_t> tokens(static_cast<size_t>(num_tokens));
   std::iota(tokens.begin(), tokens.end(), 100);
   std::vector<BlockKey> keys;
-  extend_keys(keys, tokens, kBlockSize);
+  extend_keys(keys, tokens, {}, kBlockSize);
   return keys;
 }
 

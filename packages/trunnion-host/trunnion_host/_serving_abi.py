@@ -26,7 +26,7 @@ from trunnion_host._api import ABI_VERSION, CONTRACT_VERSION, CreateOptions, Exe
 from trunnion_host.serving_types import InvalidError
 
 if TYPE_CHECKING:
-    from trunnion_host.serving_types import HostConfig, SamplingParams
+    from trunnion_host.serving_types import HostConfig, Image, SamplingParams
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 
@@ -85,6 +85,20 @@ class HostSampling(ctypes.Structure):
     ]
 
 
+class HostImage(ctypes.Structure):
+    """trn_host_image"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("grid", c_int32 * 3),
+        ("pixels", POINTER(c_float)),
+        ("num_patches", c_int64),
+        ("patch_dim", c_int32),
+        ("first_token", c_int32),
+        ("num_tokens", c_int32),
+    ]
+
+
 class HostRequest(ctypes.Structure):
     """trn_host_request"""
 
@@ -98,6 +112,10 @@ class HostRequest(ctypes.Structure):
         ("num_eos_ids", c_int32),
         ("sampling", HostSampling),
         ("kind", c_int32),
+        ("num_images", c_int32),
+        ("images", POINTER(HostImage)),
+        ("positions", POINTER(c_int32)),
+        ("position_delta", c_int32),
     ]
 
 
@@ -192,6 +210,7 @@ def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOpt
             max_model_len=config.max_model_len,
             max_logits_rows=config.max_logits_rows or config.max_num_seqs,
             block_size=config.block_size,
+            max_encoder_rows=config.max_encoder_rows,
         ),
     )
 
@@ -225,10 +244,46 @@ def host_options(config: HostConfig, worker_sockets: Sequence[int] = (), init_me
     )
 
 
-def host_request(token_ids: Sequence[int], sampling: SamplingParams) -> HostRequest:
+def _host_image(image: Image) -> HostImage:
+    pixels = memoryview(image.pixels)
+    if pixels.format != "f" or pixels.ndim != 2 or not pixels.c_contiguous:
+        raise InvalidError(
+            f"pixels have the format {pixels.format!r} and {pixels.ndim} axes, expected float32 [patches, patch_dim]"
+        )
+    if len(image.grid) != 3:
+        raise InvalidError(f"grid is {tuple(image.grid)}, expected patches in time, height and width")
+    rows, columns = pixels.shape or (0, 0)
+    return _filled(
+        HostImage,
+        grid=_ids(image.grid),
+        pixels=(c_float * (rows * columns)).from_buffer_copy(pixels) if rows * columns else None,
+        num_patches=rows,
+        patch_dim=columns,
+        first_token=image.first_token,
+        num_tokens=image.num_tokens,
+    )
+
+
+def _positions(positions: Sequence[Sequence[int]], num_tokens: int, num_axes: int) -> ctypes.Array[c_int32]:
+    if len(positions) != num_tokens or any(len(row) != num_axes for row in positions):
+        raise InvalidError(
+            f"positions must be [{num_tokens}, {num_axes}]: a row for each token, a column for each axis"
+        )
+    return _ids([int(position) for row in positions for position in row])
+
+
+def host_request(
+    token_ids: Sequence[int],
+    sampling: SamplingParams,
+    images: Sequence[Image] = (),
+    positions: Sequence[Sequence[int]] | None = None,
+    position_delta: int = 0,
+    num_axes: int = 1,
+) -> HostRequest:
     """A request as the C struct; it keeps the memory it points to alive."""
-    return HostRequest(
-        struct_size=ctypes.sizeof(HostRequest),
+    structs = [_host_image(image) for image in images]
+    return _filled(
+        HostRequest,
         num_tokens=len(token_ids),
         token_ids=_ids(token_ids),
         stop_ids=_ids(sampling.stop_ids),
@@ -248,6 +303,10 @@ def host_request(token_ids: Sequence[int], sampling: SamplingParams) -> HostRequ
             ignore_eos=sampling.ignore_eos,
             num_logprobs=-1 if sampling.num_logprobs is None else sampling.num_logprobs,
         ),
+        num_images=len(structs),
+        images=(HostImage * len(structs))(*structs) if structs else None,
+        positions=None if positions is None else _positions(positions, len(token_ids), num_axes),
+        position_delta=position_delta,
     )
 
 

@@ -19,6 +19,7 @@ from trunnion_host.serving_types import (
     GroupStats,
     HostConfig,
     HostError,
+    Image,
     InvalidError,
     SamplingParams,
     Stats,
@@ -33,6 +34,7 @@ __all__ = [
     "GroupStats",
     "HostConfig",
     "HostError",
+    "Image",
     "InvalidError",
     "SamplingParams",
     "ServingHost",
@@ -87,17 +89,37 @@ class ServingHost:
         _check(self._library.trn_host_model_info(self._handle, ctypes.byref(info)), "model_info")
         self.embedding_width = info.output_width if info.output_kind == _api.OUTPUT_POOLED else 0
         """Length of an embedding; 0: the model generates."""
+        self.num_position_axes: int = info.num_position_axes
+        """Columns of `positions`: 1, or 3 where images span time, height and width."""
+        self.encoder_patch_dim: int = info.encoder_patch_dim
+        """Numbers of an image's patch; 0: the model takes no images."""
 
-    def submit(self, token_ids: Sequence[int], sampling: SamplingParams | None = None) -> int:
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        images: Sequence[Image] = (),
+        positions: Sequence[Sequence[int]] | None = None,
+        position_delta: int = 0,
+    ) -> int:
         """Queue a prompt and return the request's id; without `sampling` it is greedy to the limit.
 
+        Args:
+            images: in the order of their placeholders in `token_ids`.
+            positions: [num_tokens, num_position_axes] of a model with several axes; None in a prompt without images: a
+                token lies at its index on each.
+            position_delta: a generated token lies at its index + this on every axis.
+
         Raises:
-            InvalidError: an id outside the vocabulary, a parameter outside its limits, a prompt that can never fit; or
-                the model pools embeddings.
+            InvalidError: an id outside the vocabulary, a parameter outside its limits, a prompt that can never fit,
+                images that the model or the encoder pool cannot take; or the model pools embeddings.
             ClosedError, DeadError: the host takes no requests any more.
         """
         sampling = sampling if sampling is not None else SamplingParams()
-        request_id = self._submit(abi.host_request(token_ids, sampling))
+        request_id = self._submit(
+            abi.host_request(token_ids, sampling, images, positions, position_delta, self.num_position_axes)
+        )
         if sampling.num_logprobs is not None:
             self._logprobs.add(request_id)
         return request_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 class HostError(Exception):
@@ -53,6 +54,8 @@ class HostConfig:
     max_logits_rows: int = 0
     """0 = max_num_seqs."""
     block_size: int = 16
+    max_encoder_rows: int = 0
+    """Rows of the encoder pool, one for each placeholder token of the images in work; 0 = no images."""
     num_blocks: Sequence[int] = ()
     """Blocks (states) of each cache group, block 0 included; overrides `kv_blocks`."""
     kv_blocks: int = 0
@@ -94,6 +97,18 @@ class SamplingParams:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     """None = no logprobs, 0 = of the sampled token, n = and of the n most likely (at most 20)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image of a prompt; its placeholder tokens take, one by one, the rows that the model makes of it."""
+
+    pixels: Any
+    """[num_patches, patch_dim] float32, contiguous: a numpy array, or whatever else `memoryview` takes."""
+    grid: Sequence[int]
+    """Patches in time, height and width."""
+    first_token: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +167,13 @@ class Stats:
     blocks_used: int
     blocks_cached: int
     blocks_peak: int
+    images_encoded: int
+    """An image that is encoded again counts again."""
+    encodes_skipped: int
+    """Images wholly found in the prefix cache, by admission."""
+    encoder_rows_total: int
+    encoder_rows_used: int
+    encoder_rows_peak: int
     kv_bytes: int
     running: int
     waiting: int

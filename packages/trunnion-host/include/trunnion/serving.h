@@ -68,6 +68,17 @@ typedef struct trn_host_sampling {
 /* What a model makes decides which kind it serves; the other one is refused. See trn_host_model_info. */
 enum { TRN_REQUEST_GENERATE = 0, TRN_REQUEST_EMBED = 1 };
 
+/* An image of a prompt. Its placeholder tokens take, one by one, the rows that the model makes of it. */
+typedef struct trn_host_image {
+  uint32_t struct_size;
+  int32_t grid[3];             /* patches in time, height and width */
+  const float *pixels;         /* [num_patches, patch_dim], copied by trn_host_submit */
+  int64_t num_patches;         /* the product of grid */
+  int32_t patch_dim;           /* the model's encoder_patch_dim */
+  int32_t first_token;         /* index of its first placeholder in token_ids */
+  int32_t num_tokens;          /* placeholders, one after another; what the model makes of the grid */
+} trn_host_image;
+
 typedef struct trn_host_request {
   uint32_t struct_size;
   int32_t num_tokens;
@@ -77,6 +88,12 @@ typedef struct trn_host_request {
   int32_t num_stop_ids, num_eos_ids;
   trn_host_sampling sampling;
   int32_t kind; /* TRN_REQUEST_*; an embed request reads no sampling, no stop_ids and no eos_ids */
+  int32_t num_images;
+  const trn_host_image *images; /* in the order of their tokens, which do not overlap */
+  /* Of a model with several position axes: [num_tokens, num_position_axes], copied. NULL in a prompt without images:
+   * a token lies at its index on every axis. */
+  const int32_t *positions;
+  int32_t position_delta; /* a generated token lies at its index + this on every axis; 0 or below */
 } trn_host_request;
 
 /* Ids count from 1. A request that can never run (empty, too long, more blocks than the pool has) is refused here. */
@@ -149,6 +166,9 @@ typedef struct trn_host_stats {
   uint64_t overlapped_steps;                        /* planned while the step before ran */
   uint64_t dropped_plans, dropped_rows;             /* planned ahead, for requests that ended or failed meanwhile */
   double plan_seconds, python_seconds;              /* python_seconds: in Python, plans included */
+  uint64_t images_encoded;                          /* an image that is encoded again counts again */
+  uint64_t encodes_skipped;                         /* images wholly found in the prefix cache, by admission */
+  int32_t encoder_rows_total, encoder_rows_used, encoder_rows_peak;
 } trn_host_stats;
 TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <iterator>
+#include <limits>
 
 namespace trunnion::distributed {
 namespace {
@@ -67,10 +69,46 @@ void BatchCodec::encode(const trn_forward_batch& batch, const trn_input_buffers&
     writer.put_array(group.kv_last_page_len, num_reqs);
     writer.put_list(std::span(group.kv_indices, static_cast<size_t>(group.kv_indptr[num_reqs])));
   }
+  encode_images(batch, writer);
+}
+
+void BatchCodec::encode_images(const trn_forward_batch& batch, PayloadWriter& writer) const {
+  writer.put(batch.num_encoder_items);
+  for (int32_t i = 0; i < batch.num_encoder_items; ++i) {
+    const trn_encoder_item& item = batch.encoder_items[i];
+    writer.put_array(item.grid, std::size(item.grid));
+    writer.put(item.first_row);
+    writer.put(item.num_rows);
+    writer.put(static_cast<int32_t>(item.pixels->shape[0]));
+    writer.put_array(static_cast<const float*>(item.pixels->data),
+                     static_cast<size_t>(item.pixels->shape[0]) * static_cast<size_t>(facts_.encoder_patch_dim));
+  }
+}
+
+void BatchCodec::decode_images(PayloadReader& reader, DecodedImages& images, trn_forward_batch& batch) const {
+  batch.num_encoder_items = reader.take_count(facts_.limits.max_num_seqs, "images");
+  images.items.assign(static_cast<size_t>(batch.num_encoder_items), {});
+  images.views.assign(images.items.size(), {});
+  for (size_t i = 0; i < images.items.size(); ++i) {
+    trn_encoder_item& item = images.items[i];
+    DecodedImages::View& view = images.views[i];
+    reader.take(item.grid, std::size(item.grid));
+    item.first_row = reader.take<int32_t>();
+    item.num_rows = reader.take<int32_t>();
+    view.shape[0] = reader.take_count(std::numeric_limits<int32_t>::max(), "patches");
+    view.shape[1] = facts_.encoder_patch_dim;
+    view.pixels.data = const_cast<float*>(reader.view_floats(static_cast<size_t>(view.shape[0] * view.shape[1])));
+    view.pixels.device = {kDLCPU, 0};
+    view.pixels.ndim = 2;
+    view.pixels.dtype = {kDLFloat, 32, 1};
+    view.pixels.shape = view.shape;
+    item.pixels = &view.pixels;
+  }
+  batch.encoder_items = images.items.data();
 }
 
 trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
-                                     std::span<const trn_input_buffers> sets) const {
+                                     std::span<const trn_input_buffers> sets, DecodedImages& images) const {
   PayloadReader reader(payload);
   trn_forward_batch batch = Executor::batch();
   for (const auto count : kCounts) batch.*count = reader.take<int32_t>();
@@ -89,6 +127,7 @@ trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
   if (facts_.has_hidden_indices) reader.take(to.hidden_indices, num_tokens);
   if (facts_.has_encoder_indices) reader.take(to.encoder_indices, num_tokens);
   for (size_t g = 0; g < facts_.groups.size(); ++g) decode_group(reader, facts_.groups[g], to.groups[g], batch);
+  decode_images(reader, images, batch);
   reader.expect_end();
   return batch;
 }

@@ -12,6 +12,7 @@ ModelFacts read_facts(Executor& executor, const trn_limits& limits) {
   facts.has_hidden_indices = (info.required_fields & TRN_FIELD_HIDDEN_INDICES) != 0;
   facts.has_encoder_indices = (info.required_fields & TRN_FIELD_ENCODER_INDICES) != 0;
   facts.num_position_axes = static_cast<size_t>(info.num_position_axes);
+  facts.encoder_patch_dim = info.encoder_patch_dim;
   facts.fingerprint = {limits.max_num_tokens,       limits.max_num_seqs,     limits.max_model_len,
                        limits.max_logits_rows,      limits.block_size,       limits.max_decode_query_len,
                        limits.max_encoder_rows,     info.vocab_size,         info.num_groups,

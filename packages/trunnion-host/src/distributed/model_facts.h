@@ -17,6 +17,7 @@ struct ModelFacts {
   trn_limits limits{};
   int32_t num_buffer_sets = 0;
   size_t num_position_axes = 1;
+  int32_t encoder_patch_dim = 0;
   bool has_csr = false, has_num_accepted = false, has_hidden_indices = false, has_encoder_indices = false;
   std::vector<GroupFacts> groups;
   // Equal on all ranks, or they have not loaded the same model with the same options.

@@ -30,6 +30,7 @@ class PayloadWriter {
     put_raw(&value, sizeof value);
   }
   void put_array(const int32_t* values, size_t count) { put_raw(values, count * sizeof *values); }
+  void put_array(const float* values, size_t count) { put_raw(values, count * sizeof *values); }
   void put_list(std::span<const int32_t> values) {
     put(static_cast<int32_t>(values.size()));
     put_array(values.data(), values.size());
@@ -62,6 +63,8 @@ class PayloadReader {
     const std::byte* from = take_raw(count * sizeof *to);
     if (count > 0) std::memcpy(to, from, count * sizeof *to);
   }
+  // Values that stay where they are: they lie as far from the payload's begin as what came before them is long.
+  const float* view_floats(size_t count) { return reinterpret_cast<const float*>(take_raw(count * sizeof(float))); }
   std::vector<int32_t> take_list(size_t limit) {
     const auto count = static_cast<size_t>(take_count(static_cast<int64_t>(limit), "a list"));
     std::vector<int32_t> values(count);

@@ -84,6 +84,7 @@ void WorkerLoop::serve(const trn_create_options& options) {
   std::vector<trn_input_buffers> sets;
   for (int32_t set = 0; set < facts.num_buffer_sets; ++set) sets.push_back(executor.input_buffers(set));
   const BatchCodec codec(facts);
+  DecodedImages images;
   socket_.send(MessageType::kLoaded, encoded(facts.fingerprint));
   while (true) {
     const Message message = next();
@@ -97,7 +98,7 @@ void WorkerLoop::serve(const trn_create_options& options) {
         socket_.send(MessageType::kWarm);
         break;
       case MessageType::kExecute: {
-        executor.wait(executor.execute(codec.decode(message.payload, sets)).fence);
+        executor.wait(executor.execute(codec.decode(message.payload, sets, images)).fence);
         PayloadWriter(payload_).put(executor.stats());
         socket_.send(MessageType::kExecuted, payload_);
         break;

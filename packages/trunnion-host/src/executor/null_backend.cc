@@ -35,17 +35,20 @@ class NullBackend final : public Backend {
     return R"({"captured": [], "eager": {}, "on_reference": {}, "seconds": 0.0, "bytes": 0})";
   }
 
-  void execute(std::int32_t index, const Counts& counts, std::span<const trn_encoder_item>) override {
+  void execute(std::int32_t index, const Counts& counts, std::span<const trn_encoder_item> images) override {
     const BufferSet& set = buffers_.set(index);
+    NullImages::check(images);
     ++step_;
     if (options_.sleep_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(options_.sleep_us));
     if (step_ == options_.refuse_at) refuse("input_ids", "refused at step ", step_, " as asked");
     if (step_ == options_.fatal_at) throw StatusError(TRN_FATAL, "", concat("fatal at step ", step_, " as asked"));
     if (step_ == options_.fail_at) {
       model_.scribble(set, counts);
+      model_.images().scribble(images);
       throw StatusError(TRN_FAILED, "", concat("failed at step ", step_, " as asked"));
     }
     while (step_ == options_.hang_at) std::this_thread::sleep_for(std::chrono::hours(1));
+    model_.images().encode(images);
     model_.forward(set, counts, counts.has_kv_events != 0 ? &kv_events_.slot(index, 0) : nullptr);
     counters_.kv_event_steps += counts.has_kv_events;
   }

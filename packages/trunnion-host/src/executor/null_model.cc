@@ -3,18 +3,10 @@
 
 #include <algorithm>
 
+#include "null_hash.h"
+
 namespace trunnion::executor {
 namespace {
-
-constexpr std::uint64_t kSeed = 0x243f6a8885a308d3u;
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  // splitmix64's finaliser over both words.
-  std::uint64_t z = (hash ^ (value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2))) + 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 CacheGroup attention_group(const char* suffix, const NullOptions& options, const trn_limits& limits, bool window) {
   CacheGroup group;
@@ -60,11 +52,17 @@ void fill_row(float* row, std::int32_t width, std::uint64_t hash) {
 
 }  // namespace
 
-NullModel::NullModel(const NullOptions& options, const trn_limits& limits) : reads_csr_(options.csr != 0) {
+NullModel::NullModel(const NullOptions& options, const trn_limits& limits)
+    : reads_csr_(options.csr != 0), images_(limits.max_encoder_rows) {
   description_.vocab_size = static_cast<std::int32_t>(options.vocab);
   description_.output_kind = options.pooled > 0 ? TRN_OUTPUT_POOLED : TRN_OUTPUT_LOGITS;
   description_.output_width = static_cast<std::int32_t>(options.pooled > 0 ? options.pooled : options.vocab);
   description_.required_fields = reads_csr_ ? std::uint32_t{TRN_FIELD_KV_CSR} : 0u;
+  description_.num_position_axes = static_cast<std::int32_t>(options.axes);
+  if (options.images != 0) {
+    description_.encoder_patch_dim = kNullPatchDim;
+    if (limits.max_encoder_rows > 0) description_.required_fields |= TRN_FIELD_ENCODER_INDICES;
+  }
   description_.groups.push_back(attention_group(".full", options, limits, false));
   if (options.window > 0) description_.groups.push_back(attention_group(".window", options, limits, true));
   if (options.recurrent == 0) return;
@@ -89,13 +87,28 @@ void NullModel::allocate(const std::vector<std::int32_t>& num_blocks) {
   bind(std::move(data));
 }
 
+std::int32_t NullModel::token(const BufferSet& set, std::int64_t index) const {
+  const std::int32_t* rows = set.inputs.encoder_indices;
+  return rows == nullptr || rows[index] < 0 ? set.inputs.input_ids[index] : images_.token(rows[index]);
+}
+
+std::int32_t NullModel::position(const BufferSet& set, std::int64_t index) const {
+  const std::int32_t axes = description_.num_position_axes;
+  if (axes == 1) return set.inputs.positions[index];
+  std::uint64_t hash = kNullSeed;
+  for (std::int32_t i = 0; i < axes; ++i) {
+    hash = mix(hash, static_cast<std::uint32_t>(set.inputs.positions[index * axes + i]));
+  }
+  return static_cast<std::int32_t>(hash >> 32);
+}
+
 void NullModel::write_kv(std::size_t group, void* cache, const BufferSet& set, const Counts& counts) {
   const std::int32_t* slots = set.groups[group].slot_mapping;
   auto* pairs = static_cast<std::int32_t*>(cache);
   for (std::int64_t t = 0; t < counts.num_tokens; ++t) {
     if (slots[t] < 0) continue;
-    pairs[std::int64_t{slots[t]} * 2] = set.inputs.input_ids[t];
-    pairs[std::int64_t{slots[t]} * 2 + 1] = set.inputs.positions[t];
+    pairs[std::int64_t{slots[t]} * 2] = token(set, t);
+    pairs[std::int64_t{slots[t]} * 2 + 1] = position(set, t);
   }
 }
 
@@ -107,7 +120,7 @@ std::uint64_t NullModel::attend(std::size_t index, const BufferSet& set, std::in
   const std::int32_t* row = reads_csr_ ? lent.kv_indices + lent.kv_indptr[request]
                                        : lent.block_table + request * group.max_blocks_per_seq;
   const std::int32_t first = group.window > 0 ? std::max(0, position - group.window + 1) : 0;
-  std::uint64_t hash = mix(kSeed, index);
+  std::uint64_t hash = mix(kNullSeed, index);
   for (const void* cache : caches_[index]) {
     const auto* pairs = static_cast<const std::int32_t*>(cache);
     for (std::int32_t j = first; j <= position; ++j) {
@@ -127,11 +140,11 @@ void NullModel::roll_state(std::size_t index, void* cache, const BufferSet& set,
   for (std::int64_t b = 0; b < counts.num_reqs; ++b) {
     const std::int32_t* columns = lent.state_indices + b * description_.groups[index].max_blocks_per_seq;
     const std::int32_t start = lent.num_accepted == nullptr ? 1 : lent.num_accepted[b];
-    std::uint64_t state = lent.has_initial_state[b] ? states[columns[start - 1]] : kSeed;
+    std::uint64_t state = lent.has_initial_state[b] ? states[columns[start - 1]] : kNullSeed;
     const std::int32_t begin = set.inputs.query_start_loc[b];
     for (std::int32_t t = begin; t < set.inputs.query_start_loc[b + 1]; ++t) {
-      state = mix(state, static_cast<std::uint32_t>(set.inputs.input_ids[t]));
-      state = mix(state, static_cast<std::uint32_t>(set.inputs.positions[t]));
+      state = mix(state, static_cast<std::uint32_t>(token(set, t)));
+      state = mix(state, static_cast<std::uint32_t>(position(set, t)));
       hashes[static_cast<std::size_t>(t)] = mix(hashes[static_cast<std::size_t>(t)], state);
       if (b < counts.num_decodes) states[columns[t - begin]] = state;
     }
@@ -140,7 +153,7 @@ void NullModel::roll_state(std::size_t index, void* cache, const BufferSet& set,
 }
 
 void NullModel::forward(const BufferSet& set, const Counts& counts, KvSlot* events) {
-  std::vector<std::uint64_t> hashes(static_cast<std::size_t>(counts.num_tokens), kSeed);
+  std::vector<std::uint64_t> hashes(static_cast<std::size_t>(counts.num_tokens), kNullSeed);
   for (std::size_t g = 0; g < description_.groups.size(); ++g) {
     for (void* cache : caches_[g]) {
       if (events != nullptr && events->wait() != SlotResult::kOk) {
@@ -159,9 +172,13 @@ void NullModel::forward(const BufferSet& set, const Counts& counts, KvSlot* even
     const std::int32_t token = set.inputs.logits_indices[n];
     const std::int32_t* bounds = set.inputs.query_start_loc;
     const auto request = std::upper_bound(bounds, bounds + counts.num_reqs + 1, token) - bounds - 1;
+    // Its index in the request, which positions on several axes do not say.
+    const std::int32_t place = description_.num_position_axes == 1
+                                   ? set.inputs.positions[token]
+                                   : set.inputs.seq_lens[request] - (bounds[request + 1] - token);
     std::uint64_t hash = hashes[static_cast<std::size_t>(token)];
     for (std::size_t g = 0; g < description_.groups.size(); ++g) {
-      if (!description_.groups[g].recurrent()) hash = mix(hash, attend(g, set, request, set.inputs.positions[token]));
+      if (!description_.groups[g].recurrent()) hash = mix(hash, attend(g, set, request, place));
     }
     fill_row(rows + n * description_.output_width, description_.output_width, hash);
   }

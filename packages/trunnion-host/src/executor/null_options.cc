@@ -13,7 +13,7 @@ constexpr std::int64_t kMax = 1 << 30;
 
 std::map<std::string, std::int64_t*> keys(NullOptions& options) {
   return {{"vocab", &options.vocab},         {"pooled", &options.pooled},   {"layers", &options.layers},
-          {"window", &options.window},
+          {"window", &options.window},       {"images", &options.images},   {"axes", &options.axes},
           {"recurrent", &options.recurrent}, {"csr", &options.csr},         {"refuse_at", &options.refuse_at},
           {"fail_at", &options.fail_at},     {"fatal_at", &options.fatal_at}, {"hang_at", &options.hang_at},
           {"sleep_us", &options.sleep_us}};
@@ -54,6 +54,7 @@ NullOptions parse_null_options(const std::string& model) {
   }
   if (options.vocab < 1) refuse("model", "vocab is 0, expected at least 1");
   if (options.layers < 1) refuse("model", "layers is 0, expected at least 1");
+  if (options.axes != 1 && options.axes != 3) refuse("model", "axes is ", options.axes, ", expected 1 or 3");
   return options;
 }
 

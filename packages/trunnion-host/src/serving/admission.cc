@@ -100,9 +100,8 @@ void Admission::read_sampling(const trn_host_request& submitted, Request& reques
   std::sort(stop_ids.begin(), stop_ids.end());
 }
 
-std::unique_ptr<Request> Admission::admit(const trn_host_request& submitted) const {
+std::unique_ptr<Request> Admission::admit(const trn_host_request& submitted, RequestImages images) const {
   check_kind(submitted.kind);
-  if (submitted.num_tokens < 1) throw std::invalid_argument("the prompt has no tokens");
   check_ids("token_ids", submitted.token_ids, submitted.num_tokens);
   const bool embeds = submitted.kind == TRN_REQUEST_EMBED;
   auto request = std::make_unique<Request>();
@@ -111,6 +110,7 @@ std::unique_ptr<Request> Admission::admit(const trn_host_request& submitted) con
   request->tokens.reserve(static_cast<size_t>(request->max_total_tokens));
   request->tokens.assign(submitted.token_ids, submitted.token_ids + submitted.num_tokens);
   request->num_prompt_tokens = submitted.num_tokens;
+  request->images = std::move(images);
   return request;
 }
 

@@ -16,8 +16,8 @@ class Admission {
   Admission(const trn_limits& limits, const trn_model_info& model, const KvCache& cache)
       : limits_(limits), model_(model), cache_(cache) {}
 
-  // std::invalid_argument names the field at fault.
-  std::unique_ptr<Request> admit(const trn_host_request& submitted) const;
+  // `images` is what read_images() made of it. std::invalid_argument names the field at fault.
+  std::unique_ptr<Request> admit(const trn_host_request& submitted, RequestImages images) const;
 
  private:
   void check_ids(const char* field, const int32_t* ids, int32_t count) const;

@@ -1,4 +1,4 @@
-// The name of a full block in the prefix cache: a 128-bit hash of its tokens and of all tokens before it.
+// The name of a full block in the prefix cache: a 128-bit hash of its tokens, their images, and of all tokens before it.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,8 @@
 #include <vector>
 
 namespace trunnion::serving {
+
+struct RequestImages;
 
 struct BlockKey {
   uint64_t low = 0, high = 0;
@@ -20,7 +22,14 @@ struct BlockKeyHash {
 // Key of a block with these tokens whose predecessor has key `parent` (a default BlockKey for the first block).
 BlockKey chain(const BlockKey& parent, std::span<const int32_t> tokens);
 
+// What stands for an image in keys: a hash of its grid and pixels.
+BlockKey content_key(std::span<const int32_t> grid, std::span<const std::byte> pixels);
+
+// The block holds tokens of an image, from the image's `offset`-th on, at its own `place`. The tokens alone say neither.
+void add_content(BlockKey& key, const BlockKey& content, int32_t offset, int32_t place);
+
 // Append the keys of all full blocks of `tokens` that `keys` does not hold yet.
-void extend_keys(std::vector<BlockKey>& keys, std::span<const int32_t> tokens, int32_t block_size);
+void extend_keys(std::vector<BlockKey>& keys, std::span<const int32_t> tokens, const RequestImages& images,
+                 int32_t block_size);
 
 }  // namespace trunnion::serving

@@ -108,12 +108,18 @@ void Engine::die(const std::string& reason) {
 trn_host_status Engine::why_not() const { return dead_ ? TRN_HOST_DEAD : TRN_HOST_CLOSED; }
 
 trn_host_status Engine::submit(const trn_host_request& submitted, uint64_t& request_id, std::string& reason) {
+  if (const std::lock_guard lock(inbox_mutex_); !serving_) {
+    reason = hub_.sealed();
+    return why_not();
+  }
+  // Pixels are read without the lock, which the loop takes between steps.
+  RequestImages images = read_images(submitted, model_info_, options_.executor.limits);
   const std::lock_guard lock(inbox_mutex_);
   if (!serving_) {
     reason = hub_.sealed();
     return why_not();
   }
-  auto request = admission_->admit(submitted);
+  auto request = admission_->admit(submitted, std::move(images));
   request->channel = hub_.open(next_id_, reason);
   if (request->channel == nullptr) return why_not();
   request_id = request->id = next_id_++;

@@ -41,6 +41,14 @@ void HostStats::read(const KvCache& cache) {
   }
 }
 
+void HostStats::read(const ImageRows& images) {
+  totals.images_encoded = images.num_encodes();
+  totals.encodes_skipped = images.num_skipped();
+  totals.encoder_rows_total = images.pool().num_rows();
+  totals.encoder_rows_used = images.pool().num_used();
+  totals.encoder_rows_peak = images.pool().peak_used();
+}
+
 trn_executor_stats HostStats::read(Executor& executor) {
   const trn_executor_stats figures = executor.stats();
   totals.execute_calls = figures.executes + figures.refused + figures.failed;
@@ -74,7 +82,10 @@ std::string HostStats::to_json() const {
        << ", \"prefix_hit_tokens\": " << totals.prefix_hit_tokens << ", \"preemptions\": " << totals.preemptions
        << ", \"blocks_total\": " << totals.blocks_total << ", \"blocks_used\": " << totals.blocks_used
        << ", \"blocks_cached\": " << totals.blocks_cached << ", \"blocks_peak\": " << totals.blocks_peak
-       << ", \"kv_bytes\": " << totals.kv_bytes << ", \"running\": " << totals.running
+       << ", \"images_encoded\": " << totals.images_encoded << ", \"encodes_skipped\": " << totals.encodes_skipped
+       << ", \"encoder_rows_total\": " << totals.encoder_rows_total
+       << ", \"encoder_rows_used\": " << totals.encoder_rows_used
+       << ", \"encoder_rows_peak\": " << totals.encoder_rows_peak << ", \"kv_bytes\": " << totals.kv_bytes << ", \"running\": " << totals.running
        << ", \"waiting\": " << totals.waiting << ", \"gil_entries\": " << totals.gil_entries
        << ", \"step_gil_entries\": " << totals.step_gil_entries
        << ", \"gil_wait_seconds\": " << totals.gil_wait_seconds

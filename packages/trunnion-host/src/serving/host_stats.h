@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "serving/image_rows.h"
 #include "serving/kv_cache.h"
 #include "trunnion/executor.hpp"
 #include "trunnion/serving.h"
@@ -26,6 +27,7 @@ struct HostStats {
 
   // Read the pools' figures.
   void read(const KvCache& cache);
+  void read(const ImageRows& images);
   // Read what the executor counts, and return it; on its thread.
   trn_executor_stats read(Executor& executor);
   std::string to_json() const;

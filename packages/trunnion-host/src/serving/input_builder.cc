@@ -12,12 +12,15 @@ trn_forward_batch InputBuilder::build(const std::vector<BatchEntry>& entries, in
   batch.decode_query_len = 1;
   batch.lens_are_exact = 1;
   buffers.query_start_loc[0] = 0;
+  const bool wants_encoder = (required_fields_ & TRN_FIELD_ENCODER_INDICES) != 0;
   for (const BatchEntry& entry : entries) {
     const Request& request = *entry.request;
     for (int32_t i = 0; i < entry.num_tokens; ++i) {
       const int32_t position = request.num_computed + i;
       buffers.input_ids[batch.num_tokens] = request.tokens[position];
-      buffers.positions[batch.num_tokens++] = position;
+      request.images.positions.write(position, buffers.positions + batch.num_tokens * num_position_axes_);
+      if (wants_encoder) buffers.encoder_indices[batch.num_tokens] = request.images.encoder_row(position);
+      ++batch.num_tokens;
     }
     const int32_t seq_len = request.num_computed + entry.num_tokens;
     buffers.seq_lens[batch.num_reqs++] = seq_len;

@@ -12,8 +12,8 @@ namespace trunnion::serving {
 
 class InputBuilder {
  public:
-  InputBuilder(std::span<const CacheGroup> groups, uint32_t required_fields)
-      : groups_(groups), required_fields_(required_fields) {}
+  InputBuilder(std::span<const CacheGroup> groups, const trn_model_info& model)
+      : groups_(groups), required_fields_(model.required_fields), num_position_axes_(model.num_position_axes) {}
 
   // Writes the token of a row that a plan made ahead left open.
   static void set_last_token(const trn_input_buffers& buffers, size_t request, int32_t token) {
@@ -30,6 +30,7 @@ class InputBuilder {
 
   const std::span<const CacheGroup> groups_;
   const uint32_t required_fields_;
+  const int32_t num_position_axes_;
 };
 
 }  // namespace trunnion::serving

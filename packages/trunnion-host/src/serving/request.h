@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "serving/event_queue.h"
+#include "serving/images.h"
 #include "serving/kv_cache.h"
 #include "trunnion/serving.h"
 
@@ -24,6 +25,7 @@ struct Request {
   int32_t num_computed = 0;  // leading tokens in the cache
   std::vector<BlockKey> keys;
   RequestBlocks blocks;
+  RequestImages images;
 
   int64_t submitted_ns = 0;
   bool ever_scheduled = false;  // kept for the trace only

@@ -25,29 +25,35 @@ Request* youngest(const std::vector<Request*>& requests, bool paused_only) {
 }  // namespace
 
 Scheduler::Scheduler(const trn_limits& limits, KvCache& cache, const EventHub& hub)
-    : limits_(limits), cache_(cache), hub_(hub) {
+    : limits_(limits), cache_(cache), hub_(hub), images_(limits.max_encoder_rows) {
   batch_.reserve(static_cast<size_t>(limits.max_num_seqs));
 }
 
 void Scheduler::add(Request& request) { insert_by_arrival(waiting_, request); }
 
 void Scheduler::remove(Request& request) {
-  cache_.release(request.blocks);
+  give_back(request);
   std::erase(running_, &request);
   std::erase(waiting_, &request);
 }
 
 void Scheduler::recompute(Request& request) {
   cache_.unpublish(request.blocks);
-  cache_.release(request.blocks);
-  request.num_computed = 0;
+  give_back(request);
   std::erase(running_, &request);
   std::erase(waiting_, &request);
   insert_by_arrival(waiting_, request);
 }
 
+void Scheduler::give_back(Request& request) {
+  cache_.release(request.blocks);
+  images_.release(request);
+  request.num_computed = 0;
+}
+
 const std::vector<BatchEntry>& Scheduler::schedule() {
   batch_.clear();
+  images_.begin_step();
   tokens_left_ = limits_.max_num_tokens;
   rows_left_ = limits_.max_logits_rows;
   const uint64_t preemptions_before = num_preemptions_;
@@ -82,7 +88,7 @@ bool Scheduler::schedule_suspect() {
   }
   const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), suspect);
   // When others hold the blocks or the seats it comes back with the rest.
-  return waiting != waiting_.end() && admit(**waiting);
+  return waiting != waiting_.end() && admit(**waiting) == Admitted::kYes;
 }
 
 void Scheduler::schedule_running(bool decodes) {
@@ -100,19 +106,20 @@ void Scheduler::schedule_waiting() {
   order_ = waiting_;
   for (Request* request : order_) {
     if (request->paused) continue;
-    if (!admit(*request)) return;
+    if (admit(*request) == Admitted::kNo) return;
   }
 }
 
-bool Scheduler::admit(Request& request) {
+Scheduler::Admitted Scheduler::admit(Request& request) {
   const auto active = std::count_if(running_.begin(), running_.end(), [](const Request* r) { return !r->paused; });
-  if (active >= limits_.max_num_seqs || next_chunk(request) == 0) return false;
-  if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, cache_.block_size());
+  if (active >= limits_.max_num_seqs || widest_chunk(request) == 0) return Admitted::kNo;
+  if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
   const int32_t num_hit = cache_.match(request.keys, request.num_tokens());
   cache_.adopt(request.blocks, request.keys, num_hit);
   request.num_computed = num_hit * cache_.block_size();
 
-  int32_t chunk = next_chunk(request);
+  int32_t chunk = images_.must_queue(request) ? 0 : next_chunk(request);
+  const bool without_rows = chunk == 0 && widest_chunk(request) > 0;
   bool reserved = chunk > 0 && cache_.reserve(request.blocks, request.num_computed, chunk);
   while (chunk > 0 && !reserved) {
     if (Request* victim = pick_paused_victim()) {
@@ -126,20 +133,22 @@ bool Scheduler::admit(Request& request) {
     reserved = cache_.reserve(request.blocks, request.num_computed, chunk);
   }
   if (!reserved) {
-    cache_.release(request.blocks);
-    request.num_computed = 0;
-    return false;
+    give_back(request);
+    return without_rows ? Admitted::kWithoutRows : Admitted::kNo;
   }
+  images_.count_skipped(request);
   prefix_hit_tokens_ += static_cast<uint64_t>(request.num_computed);
   if (request.num_cached_tokens < 0) request.num_cached_tokens = request.num_computed;
   std::erase(waiting_, &request);
   insert_by_arrival(running_, request);
   schedule_chunk(request, chunk);
   batch_.back().is_admitted = true;
-  return true;
+  return Admitted::kYes;
 }
 
-int32_t Scheduler::next_chunk(const Request& request) const {
+int32_t Scheduler::next_chunk(const Request& request) { return images_.reach(request, widest_chunk(request)); }
+
+int32_t Scheduler::widest_chunk(const Request& request) const {
   if (static_cast<int32_t>(batch_.size()) >= limits_.max_num_seqs) return 0;
   const int32_t wanted = std::min(request.num_uncomputed(), tokens_left_);
   const int32_t chunk = cache_.widest_chunk(request.num_computed, wanted);
@@ -169,8 +178,7 @@ Request* Scheduler::pick_paused_victim() const { return youngest(running_, true)
 
 void Scheduler::preempt(Request& victim) {
   unschedule(victim);
-  cache_.release(victim.blocks);
-  victim.num_computed = 0;
+  give_back(victim);
   ++victim.num_preemptions;
   ++num_preemptions_;
   std::erase(running_, &victim);
@@ -189,6 +197,7 @@ void Scheduler::unschedule(const Request& request) {
 void Scheduler::schedule_chunk(Request& request, int32_t chunk) {
   const bool wants_logits = chunk == request.num_uncomputed();
   batch_.push_back({&request, chunk, wants_logits, request.decoding()});
+  batch_.back().encodes = images_.take(request, chunk);
   tokens_left_ -= chunk;
   rows_left_ -= wants_logits;
 }
@@ -200,7 +209,8 @@ void Scheduler::complete(const std::vector<BatchEntry>& batch) {
     Request& request = *entry.request;
     request.num_computed += entry.num_tokens;
     assert(request.num_computed <= request.num_tokens() && "computed more tokens than there are");
-    if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, cache_.block_size());
+    images_.release_computed(request);
+    if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
     cache_.publish(request.blocks, request.keys, request.num_computed);
   }
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "serving/event_queue.h"
+#include "serving/image_rows.h"
 #include "serving/kv_cache.h"
 #include "serving/request.h"
 
@@ -16,10 +17,12 @@ struct BatchEntry {
   bool wants_logits = false;  // the chunk reaches the newest token
   bool is_decode = false;
   bool is_admitted = false;  // it may have adopted blocks of other requests in this step
+  int32_t encodes = -1;      // the image of the request that this step encodes, or none
 };
 
 // Decodes first, then prompts; both in order of arrival. A preempted request gives its blocks back and computes its
 // tokens, output included, anew. A request whose consumer is behind is not scheduled, and is the first to be preempted.
+// A chunk stops before an image that the encoder pool has no rows for now; others go on.
 class Scheduler {
  public:
   Scheduler(const trn_limits& limits, KvCache& cache, const EventHub& hub);
@@ -30,6 +33,9 @@ class Scheduler {
   void remove(Request& request);
   // The step before left its slots undefined: forget them and start over.
   void recompute(Request& request);
+
+  // A step that was planned never runs: what it was to encode is not encoded.
+  void forget(const BatchEntry& entry) { images_.forget(*entry.request, entry.encodes); }
 
   // The next step, decodes first; empty when no request can run now. Valid until the next call.
   const std::vector<BatchEntry>& schedule();
@@ -45,6 +51,8 @@ class Scheduler {
   const std::vector<Request*>& waiting() const { return waiting_; }
   uint64_t num_preemptions() const { return num_preemptions_; }
   uint64_t prefix_hit_tokens() const { return prefix_hit_tokens_; }
+  const ImageRows& images() const { return images_; }
+  ImageRows& images() { return images_; }
 
  private:
   void refresh_paused();
@@ -52,8 +60,13 @@ class Scheduler {
   bool schedule_suspect();
   void schedule_running(bool decodes);
   void schedule_waiting();
-  bool admit(Request& request);
-  int32_t next_chunk(const Request& request) const;
+  enum class Admitted { kYes, kNo, kWithoutRows };
+  Admitted admit(Request& request);
+  // Drop everything that is held, as if nothing were computed.
+  void give_back(Request& request);
+  int32_t next_chunk(const Request& request);
+  // The same, as if no image needed encoding.
+  int32_t widest_chunk(const Request& request) const;
   // Blocks for a chunk of at most `chunk` tokens, others preempted if need be; 0 when `request` itself had to go.
   int32_t reserve(Request& request, int32_t chunk);
   Request* pick_victim() const;
@@ -65,6 +78,7 @@ class Scheduler {
   const trn_limits limits_;
   KvCache& cache_;
   const EventHub& hub_;
+  ImageRows images_;
   std::vector<Request*> running_, waiting_;  // both in order of arrival
   std::vector<Request*> order_;              // scratch: running_ changes under preemption
   std::vector<BatchEntry> batch_;

@@ -53,6 +53,7 @@ void StepTrace::step(const StepTimes& times, const Plan& plan, const HostStats& 
                {"decodes", batch.num_decodes},
                {"padding", static_cast<int64_t>(totals.padded_tokens - padded_tokens_)},
                {"dropped_rows", plan.num_dropped_rows()},
+               {"images_encoded", batch.num_encoder_items},
                {"replayed", totals.replays > replays_}});
   replays_ = totals.replays;
   padded_tokens_ = totals.padded_tokens;
@@ -64,6 +65,7 @@ void StepTrace::step(const StepTimes& times, const Plan& plan, const HostStats& 
   file_->span("sample", kLoopTrack, times.sample, times.publish);
   file_->span("publish", kLoopTrack, times.publish, times.end);
   file_->counter("requests", times.end, {{"running", totals.running}, {"waiting", totals.waiting}});
+  if (totals.encoder_rows_total > 0) file_->counter("encoder rows", times.end, {{"used", totals.encoder_rows_used}});
   file_->counter("blocks", times.end, {{"used", totals.blocks_used}, {"cached", totals.blocks_cached}});
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <cstdio>
 #include <stdexcept>
 
 #include "serving/cache_sizing.h"
@@ -45,7 +46,7 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
   cache_.emplace(groups, num_blocks, stats_.totals.prefix_caching != 0);
   admission_.emplace(options.executor.limits, model_info_, *cache_);
   scheduler_.emplace(options.executor.limits, *cache_, hub_);
-  builder_.emplace(cache_->groups(), model_info_.required_fields);
+  builder_.emplace(cache_->groups(), model_info_);
   flush();
 }
 
@@ -112,6 +113,7 @@ bool Worker::plan(Plan& plan, int32_t set) {
   plan.build_ns = now_ns();
   if (plan.entries.empty()) return false;
   plan.batch = builder_->build(plan.entries, set, buffers_[static_cast<size_t>(set)]);
+  plan.add_images();
   plan.ready_ns = now_ns();
   return true;
 }
@@ -126,6 +128,7 @@ void Worker::plan_ahead() {
 void Worker::drop_plan() {
   cache_->retract();
   for (const BatchEntry& entry : next_.entries) {
+    scheduler_->forget(entry);
     // It may have adopted blocks that the step should have filled.
     if (entry.is_admitted) scheduler_->recompute(*entry.request);
   }
@@ -152,12 +155,13 @@ void Worker::fill_in_tokens() {
 void Worker::conclude(const Outcome& outcome) {
   if (outcome.output) {
     if (!options_.overlap) scheduler_->complete(current_.entries);
+    scheduler_->images().count_encoded(current_.batch.num_encoder_items);
     sample_all(*outcome.output);
     fill_in_tokens();
     return;
   }
   if (options_.overlap) drop_plan();
-  if (!outcome.refused.empty()) return handle_refused(outcome.refused);
+  if (!outcome.refused.empty()) return handle_refused(outcome);
   handle_failed(outcome.failed);
 }
 
@@ -170,6 +174,7 @@ Worker::Outcome Worker::execute(const trn_forward_batch& batch) {
     executor_.wait(outcome.output->fence);
   } catch (const Refused& error) {
     outcome.refused = "the executor refused " + error.field() + ": " + error.what();
+    std::sscanf(error.field().c_str(), "encoder_items[%d]", &outcome.refused_image);
   } catch (const Failed& error) {
     outcome.failed = std::string("the step failed twice: ") + error.what();
   }
@@ -177,10 +182,17 @@ Worker::Outcome Worker::execute(const trn_forward_batch& batch) {
   return outcome;
 }
 
-void Worker::handle_refused(const std::string& text) {
+void Worker::handle_refused(const Outcome& outcome) {
   ++stats_.totals.refused_steps;
+  const int32_t refused = outcome.refused_image < current_.batch.num_encoder_items ? outcome.refused_image : -1;
+  int32_t image = 0;
   for (const BatchEntry& entry : current_.entries) {
-    if (entry.request != nullptr) finish(*entry.request, TRN_FINISH_ERROR, text);
+    const bool at_fault = refused < 0 || (entry.encodes >= 0 && image == refused);
+    image += entry.encodes >= 0;
+    if (entry.request == nullptr) continue;
+    // What was not computed must not be found.
+    scheduler_->recompute(*entry.request);
+    if (at_fault) finish(*entry.request, TRN_FINISH_ERROR, outcome.refused);
   }
 }
 
@@ -275,6 +287,7 @@ void Worker::flush() {
   trn_host_stats& totals = stats_.totals;
   totals.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
   totals.preemptions = scheduler_->num_preemptions();
+  stats_.read(scheduler_->images());
   totals.running = static_cast<int32_t>(scheduler_->running().size());
   totals.waiting = static_cast<int32_t>(scheduler_->waiting().size());
   stats_.read(*cache_);

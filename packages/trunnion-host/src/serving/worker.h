@@ -49,6 +49,7 @@ class Worker {
   struct Outcome {
     std::optional<trn_forward_output> output;
     std::string refused, failed;
+    int32_t refused_image = -1;  // the one of the batch's images that was refused, or none
   };
 
   Outcome execute(const trn_forward_batch& batch);
@@ -60,7 +61,7 @@ class Worker {
   // What next_ took for granted did not happen.
   void drop_plan();
   void fill_in_tokens();
-  void handle_refused(const std::string& text);
+  void handle_refused(const Outcome& outcome);
   void handle_failed(const std::string& text);
   void sample_all(const trn_forward_output& output);
   void take(Request& request, Sample sample);
