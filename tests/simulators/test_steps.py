@@ -11,8 +11,10 @@ import torch
 from capture import SimulatedFault
 from tests.matrix.conftest import quick_cards
 from tests.matrix.host_double import Chunk
+from trunnion_sim.hardware import SimHardware
 
-from trunnion.contract import BatchCounts, Limits
+from trunnion.contract import BatchCounts, Limits, MemoryProfile
+from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode
 from trunnion.runner.buckets import Buckets
 from trunnion_models.card import Card
@@ -195,3 +197,14 @@ def test_the_report_says_what_was_captured(rigs: Callable[..., Rig]) -> None:
     assert report.captured[0] == f"24 tokens, {layers} breaks"
     assert "8 decodes of 1 tokens" in report.captured and "8 decodes of 3 tokens" in report.captured
     assert report.bytes == rig.runner.pool.high_water > 0
+
+
+def test_graphs_beyond_the_profile_end_the_start(rigs: Callable[..., Rig]) -> None:
+    """The host has given away what the profile did not ask for."""
+
+    class Optimist(SimHardware):
+        def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
+            return dataclasses.replace(super().memory_profile(model, limits), graphs=1000)
+
+    with pytest.raises(RuntimeError, match=r"graphs take \d+ bytes, memory_profile promised at most 1000"):
+        rigs(LLAMA, Optimist()).executor.warm_up()

@@ -200,13 +200,21 @@ class ModelExecutor:
     # Steps.
 
     def warm_up(self) -> WarmUpReport:
-        """JIT, autotune and capture; leaves no trace in the caches. Reports what will run eager or on the reference."""
+        """JIT, autotune and capture; leaves no trace in the caches. Reports what will run eager or on the reference.
+
+        Raises:
+            ValueError: no caches are bound.
+            RuntimeError: graphs take more than `memory_profile` has told the host, who has given the rest away.
+        """
         if self._caches is None:
             raise ValueError("bind_kv_cache or allocate_kv_cache comes before warm_up")
         report = WarmUpReport(on_reference={**self._groups.on_reference, **self.hardware.on_reference()})
         started = time.perf_counter()
         self.parallel.collectives.join()
         self._runner.warm_up(report, self._inputs)
+        promised = self.memory_profile().graphs
+        if report.bytes > promised:
+            raise RuntimeError(f"graphs take {report.bytes} bytes, memory_profile promised at most {promised}")
         if self._encoder_pool is not None:
             report.eager["images"] = "encoded one by one by the model's Python, before the step that needs them"
         report.seconds = time.perf_counter() - started
