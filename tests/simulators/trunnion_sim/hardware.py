@@ -17,6 +17,7 @@ from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion.reference.memory_profile import profile_captured_groups
 
 
 class SimHardware(ReferenceHardware):
@@ -62,9 +63,10 @@ class SimHardware(ReferenceHardware):
         return self.stream.record() if self.stream.late else None
 
     def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
-        """All graphs share one pool, in which a step takes no more than it takes outside."""
+        """All graphs share one pool, in which a step takes what it takes outside, and its decodes are one batch."""
         profile = super().memory_profile(model, limits)
-        return dataclasses.replace(profile, graphs=profile.activations + profile.workspaces)
+        groups = max(profile.workspaces, profile_captured_groups(model, limits))
+        return dataclasses.replace(profile, graphs=profile.activations + groups)
 
 
 HARDWARE = SimHardware

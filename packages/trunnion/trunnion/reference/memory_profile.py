@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, GroupSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, MLASpec, RecurrentSpec
 from trunnion.interfaces.model import MultiModal
 from trunnion.layers.group_layer import GroupLayer
 from trunnion.layers.rotary_embedding import RotaryEmbedding
@@ -27,11 +27,7 @@ LIVE_KEYS = 4
 def profile_memory(model: nn.Module, limits: Limits) -> MemoryProfile:
     """Bytes of the weights and buffers, of a step's activations, and of the attention's scores and gathered keys."""
     tensors = [*model.parameters(), *model.buffers()]
-    longest = max(
-        (module.cos_sin_cache.shape[0] for module in model.modules() if isinstance(module, RotaryEmbedding)),
-        default=limits.max_num_tokens,
-    )
-    specs = {module.spec for module in model.modules() if isinstance(module, GroupLayer)}
+    longest, specs = _longest(model, limits), _specs(model)
     return MemoryProfile(
         weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         activations=FLOAT_BYTES
@@ -41,6 +37,21 @@ def profile_memory(model: nn.Module, limits: Limits) -> MemoryProfile:
         ),
         workspaces=max((_workspace(spec, limits, longest) for spec in specs), default=0),
     )
+
+
+def profile_captured_groups(model: nn.Module, limits: Limits) -> int:
+    """Bytes of the groups of `reference.captured` in a full graph, where the decodes of a step are one batch."""
+    rows = min(limits.max_num_seqs * limits.max_decode_query_len, limits.max_num_tokens)
+    longest = _longest(model, limits)
+    needed = [0]
+    for spec in _specs(model):
+        if isinstance(spec, AttentionSpec | MLASpec):
+            scores = FLOAT_BYTES * spec.num_qo_heads * longest * rows
+            keys = FLOAT_BYTES * longest * _key_features(spec) * limits.max_num_seqs
+            needed.append(LIVE_SCORES * scores + LIVE_KEYS * keys)
+        else:
+            needed.append(_workspace(spec, limits, longest))
+    return max(needed)
 
 
 def profile_encoder(model: MultiModal, max_encoder_rows: int) -> int:
@@ -66,12 +77,24 @@ def _vocab_rows(model: nn.Module) -> int:
     return max((head.shard.num_rows * head.parallel.size for head in heads), default=0)
 
 
+def _longest(model: nn.Module, limits: Limits) -> int:
+    """Tokens of the longest request, by what positions reach."""
+    tables = (module.cos_sin_cache for module in model.modules() if isinstance(module, RotaryEmbedding))
+    return max((table.shape[0] for table in tables), default=limits.max_num_tokens)
+
+
+def _specs(model: nn.Module) -> set[GroupSpec]:
+    return {module.spec for module in model.modules() if isinstance(module, GroupLayer)}
+
+
+def _key_features(spec: AttentionSpec | MLASpec) -> int:
+    if isinstance(spec, MLASpec):
+        return spec.kv_lora_rank + spec.rope_head_dim
+    return spec.num_kv_heads * spec.head_dim
+
+
 def _workspace(spec: GroupSpec, limits: Limits, longest: int) -> int:
-    if isinstance(spec, AttentionSpec):
-        key_features = spec.num_kv_heads * spec.head_dim
-    elif isinstance(spec, MLASpec):
-        key_features = spec.kv_lora_rank + spec.rope_head_dim
-    else:
+    if isinstance(spec, RecurrentSpec):
         # All decodes are one batch: the states they start from and one token's update of them, and, for verifications,
         # the state after each token and all of them together.
         state = spec.num_v_heads * spec.head_k_dim * spec.head_v_dim + spec.conv_dim * (spec.conv_kernel_size - 1)
@@ -79,4 +102,4 @@ def _workspace(spec: GroupSpec, limits: Limits, longest: int) -> int:
         return FLOAT_BYTES * state * (LIVE_STATES * limits.max_num_seqs + 2 * kept)
     row = FLOAT_BYTES * spec.num_qo_heads * longest
     scores = max(row, min(SCORE_BYTES, row * limits.max_num_tokens))
-    return LIVE_SCORES * scores + LIVE_KEYS * FLOAT_BYTES * longest * key_features
+    return LIVE_SCORES * scores + LIVE_KEYS * FLOAT_BYTES * longest * _key_features(spec)
