@@ -211,7 +211,7 @@ def test_what_is_shared_is_the_same_memory(trained: TrainedDraft, pairs: Callabl
     """One tensor, by identity, named in the report and counted once."""
     target, draft = pairs()
     for name in SHARED:
-        assert draft._model.get_parameter(name) is target._model.get_parameter(name)
+        assert draft.model.get_parameter(name) is target.model.get_parameter(name)
     report = draft.weight_report
     assert report.shared == SHARED
     assert set(report.ignored["shared with the target"]) == set(SHARED)
@@ -222,9 +222,9 @@ def test_what_is_shared_is_the_same_memory(trained: TrainedDraft, pairs: Callabl
     assert report.num_used == len(heads)
     assert set(report.ignored["of the decoder that is drafted for"]) == set(stored) - heads - set(SHARED)
     assert any("2 parameters shared with the target: model.embed_tokens.weight" in line for line in report.lines())
-    shared = sum(target._model.get_parameter(name).nbytes for name in SHARED)
-    buffers = sum(buffer.nbytes for buffer in draft._model.buffers())
-    assert draft.memory_profile().weights == sum(p.nbytes for p in draft._model.parameters()) + buffers - shared
+    shared = sum(target.model.get_parameter(name).nbytes for name in SHARED)
+    buffers = sum(buffer.nbytes for buffer in draft.model.buffers())
+    assert draft.memory_profile().weights == sum(p.nbytes for p in draft.model.parameters()) + buffers - shared
 
 
 def test_hidden_states_are_in_the_profile(trained: TrainedDraft, pairs: Callable[..., Pair], hardware: str) -> None:
@@ -233,7 +233,7 @@ def test_hidden_states_are_in_the_profile(trained: TrainedDraft, pairs: Callable
     plain = ModelExecutor.create(ExecutorConfig(model=trained.folder, hardware=hardware, limits=LIMITS))
     rows = LIMITS.max_num_tokens * 64 * 4
     assert target.memory_profile().workspaces - plain.memory_profile().workspaces == rows
-    package = registry.hardware(hardware).memory_profile(draft._model, LIMITS)
+    package = registry.hardware(hardware).memory_profile(draft.model, LIMITS)
     assert draft.memory_profile().workspaces - package.workspaces == 2 * rows
     assert plain.hidden is None
     plain.close()
@@ -317,4 +317,4 @@ def test_a_draft_with_recurrent_layers_is_named(pairs: Callable[..., Pair]) -> N
     """Its states could not be taken back: the target stands in for one."""
     target, _ = pairs()
     with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.linear_attn is recurrent; a draft cannot take back"):
-        check_layers(target._model)
+        check_layers(target.model)

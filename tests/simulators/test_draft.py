@@ -167,7 +167,7 @@ def test_padding_and_placeholders_may_be_anything(trained: TrainedDraft, pairs: 
             prompts.append(prompt)
     target, draft = pairs(SimHardware())
     host = SpeculatingHost(target, draft, WIDTH - 1, num_blocks=NUM_BLOCKS)
-    target._model.get_parameter("model.embed_tokens.weight").data[0] = torch.nan
+    target.model.get_parameter("model.embed_tokens.weight").data[0] = torch.nan
     assert host.run(prompts, 20) == [trained.greedy(prompt, 20) for prompt in prompts]
     assert not target.counters.eager and not draft.counters.eager
 
