@@ -1,4 +1,4 @@
-"""Refuse text that names a machine's path or a package registry, and dead links; warn of files grown too long."""
+"""Refuse built files, text that names a machine's path or a package registry, and dead links; warn of long files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG = 500
 LINK = re.compile(r"\]\((?P<target>[^)#:\s]+)(#[^)]*)?\)")
 SOURCES = {".py", ".cc", ".cpp", ".c", ".h", ".hpp"}
+PICTURES = {".gif", ".jpg", ".png"}
 
 FORBIDDEN = {
     "a path of a machine": re.compile(r"(?<![\w./$}>])/(tmp|work|root|farm|home|opt|Users)/[\w.]"),
@@ -51,6 +52,9 @@ def main() -> int:
         try:
             text = path.read_text()
         except UnicodeDecodeError:
+            if path.suffix not in PICTURES:
+                print(f"{path.relative_to(ROOT)}: is no text; only pictures ({', '.join(sorted(PICTURES))}) may be that")
+                failed = True
             continue
         name = path.relative_to(ROOT)
         dead = find_dead_links(path, text) if path.suffix == ".md" else ()
