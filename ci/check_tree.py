@@ -53,7 +53,8 @@ def main() -> int:
             text = path.read_text()
         except UnicodeDecodeError:
             if path.suffix not in PICTURES:
-                print(f"{path.relative_to(ROOT)}: is no text; only pictures ({', '.join(sorted(PICTURES))}) may be that")
+                choices = ", ".join(sorted(PICTURES))
+                print(f"{path.relative_to(ROOT)}: is no text, which only pictures may be ({choices})")
                 failed = True
             continue
         name = path.relative_to(ROOT)
