@@ -140,7 +140,7 @@ def events(bench: Bench, seen: Comparison) -> None:
     """Chunks, decodes and a step without tokens, each layer's cache there only when its event says so."""
     host, counters = bench.host, bench.executor.counters
     before = counters.kv_event_steps - host.steps
-    requests = [host.add(bench.sequence(index)) for index in range(len(bench.card.seq_lens))]
+    requests = [bench.add(index) for index in range(len(bench.card.seq_lens))]
     chunks = {index: Chunk(request, max(1, request.remaining // 2)) for index, request in enumerate(requests)}
     with host.with_events():
         while chunks:
