@@ -64,6 +64,7 @@ class Host {
         names_.push_back(groups_[g].layers[layer]);
       }
     }
+    axes_ = executor_.model_info().num_position_axes;
     bind();
     executor_.warm_up();
     // Layers run in the order of the numbers in their names; the null executor's run group by group.
@@ -106,7 +107,9 @@ class Host {
     const trn_input_buffers lent = executor_.input_buffers(0);
     for (int t = begin; t < end; ++t) {
       lent.input_ids[t - begin] = tokens[static_cast<std::size_t>(t)];
-      lent.positions[t - begin] = t;
+      // Text advances every axis alike.
+      std::fill_n(lent.positions + (t - begin) * axes_, axes_, t);
+      if (lent.encoder_indices != nullptr) lent.encoder_indices[t - begin] = -1;
     }
     lent.query_start_loc[0] = 0;
     lent.query_start_loc[1] = end - begin;
@@ -214,6 +217,7 @@ class Host {
   std::vector<std::size_t> group_of_;
   std::vector<std::string> names_;
   std::vector<int> order_;
+  int32_t axes_ = 1;
 };
 
 int32_t best(const std::vector<float>& logits) {
