@@ -485,6 +485,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
   executor->error = "as the test asked at step " + std::to_string(executor->step);
   if (status != TRN_REFUSED) executor->compute(*batch, status != TRN_OK);
   executor->stats.executes += status == TRN_OK;
+  executor->stats.kv_event_steps += status == TRN_OK && batch->kv_events != nullptr;
   executor->stats.refused += status == TRN_REFUSED;
   executor->stats.failed += status == TRN_FAILED;
   if (!executor->still_holds(executor->sets[batch->buffer_set])) note("a set was written to while its step ran");

@@ -216,3 +216,35 @@ TEST(stats_json_says_the_same) {
   CHECK_EQ(stats.eager_steps, 4u);
   CHECK_EQ(stats.padded_tokens, 7u);
 }
+
+TEST(a_step_gets_the_events_that_the_host_is_given) {
+  // Every second call of the hook has events for its step.
+  struct Hook {
+    trn_kv_events events{sizeof(trn_kv_events), 0, nullptr, nullptr, 0};
+    uint64_t calls = 0, tokens = 0;
+  } hook;
+  trn_host_options options = default_options();
+  options.kv_events_context = &hook;
+  options.kv_events_of = [](void* context, const trn_forward_batch* batch, const trn_input_buffers* inputs) {
+    auto* mine = static_cast<Hook*>(context);
+    mine->tokens += static_cast<uint64_t>(inputs->query_start_loc[batch->num_reqs]);
+    return static_cast<const trn_kv_events*>(++mine->calls % 2 == 0 ? &mine->events : nullptr);
+  };
+  trn_host_stats stats{};
+  {
+    Host host(options);
+    host.wait(host.submit({1, 2, 3}, sampling()));
+    stats = host.stats();
+    std::string json(trn_host_stats_json(host.get(), nullptr, 0), ' ');
+    trn_host_stats_json(host.get(), json.data(), json.size() + 1);
+    CHECK(json.find("\"kv_event_steps\": 6") != std::string::npos);
+  }
+  CHECK_EQ(hook.calls, stats.execute_calls);
+  CHECK_EQ(hook.tokens, stats.prefill_tokens + stats.decode_tokens);
+  CHECK_EQ(stats.kv_event_steps, 6u);
+  options.executor.tp_size = 2;
+  trn_host* refused = nullptr;
+  char error[256] = "";
+  CHECK_EQ(trn_host_create(&options, &refused, error, sizeof error), TRN_HOST_INVALID);
+  CHECK(std::string(error).find("kv_events_of") != std::string::npos);
+}

@@ -58,6 +58,8 @@ class HostOptions(ctypes.Structure):
         ("worker_timeout_s", c_double),
         ("overlap", c_int32),
         ("trace_file", c_char_p),
+        ("kv_events_of", c_void_p),
+        ("kv_events_context", c_void_p),
     ]
 
 

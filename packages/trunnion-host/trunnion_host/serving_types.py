@@ -194,6 +194,8 @@ class Stats:
     plan_seconds: float
     python_seconds: float
     """In Python, plans included, the wait for the GIL not."""
+    kv_event_steps: int
+    """Whose layers waited for and signalled events of the host."""
     eager: Mapping[str, int]
     """Reason -> steps that ran the model's Python."""
     groups: tuple[GroupStats, ...]

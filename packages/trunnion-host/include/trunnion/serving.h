@@ -29,6 +29,11 @@ typedef enum trn_host_status {
   TRN_HOST_DEAD = 5             /* the executor failed for good; the line says why */
 } trn_host_status;
 
+/* What the layers of a step wait for and tell, or NULL. Called on the host's own thread before each execute with the batch
+ * and the buffers it lies in; what it returns lives until the next call, or until the host is shut down. */
+typedef const trn_kv_events *(*trn_kv_events_of)(void *context, const trn_forward_batch *batch,
+                                                 const trn_input_buffers *inputs);
+
 typedef struct trn_host_options {
   uint32_t struct_size;
   int32_t queue_size;            /* unread tokens per request before it is no longer scheduled; at least 1 */
@@ -45,6 +50,8 @@ typedef struct trn_host_options {
   double worker_timeout_s;       /* longest wait for another rank while starting; 0 = no limit */
   int32_t overlap;               /* 1 = plan the next step while one runs, in the other buffer set */
   const char *trace_file;        /* where to write a trace of all steps, for Perfetto or chrome://tracing; or NULL */
+  trn_kv_events_of kv_events_of; /* or NULL; with tp_size 1 only */
+  void *kv_events_context;       /* its first argument */
 } trn_host_options;
 
 /* Blocks until the model is loaded, the caches are allocated and warm_up has returned. */
@@ -169,6 +176,7 @@ typedef struct trn_host_stats {
   uint64_t images_encoded;                          /* an image that is encoded again counts again */
   uint64_t encodes_skipped;                         /* images wholly found in the prefix cache, by admission */
   int32_t encoder_rows_total, encoder_rows_used, encoder_rows_peak;
+  uint64_t kv_event_steps;                          /* whose layers waited for and told kv_events_of's events */
 } trn_host_stats;
 TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);
 

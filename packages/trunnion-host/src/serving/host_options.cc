@@ -22,6 +22,8 @@ HostOptions::HostOptions(const trn_host_options& options)
       kv_blocks(options.kv_blocks),
       kv_bytes(options.kv_bytes),
       trace_file(text_of(options.trace_file)),
+      kv_events_of(options.kv_events_of),
+      kv_events_context(options.kv_events_context),
       executor(options.executor),
       model_(text_of(options.executor.model)),
       hardware_(text_of(options.executor.hardware)),
@@ -36,6 +38,9 @@ HostOptions::HostOptions(const trn_host_options& options)
               executor.limits.max_model_len >= 2 && executor.limits.max_logits_rows >= 1 &&
               executor.limits.block_size >= 1,
           "limits: each must be at least 1, and max_model_len at least 2");
+  require(kv_events_of == nullptr || executor.tp_size <= 1,
+          "kv_events_of: the other ranks do not see the events of this process; tp_size is " +
+              std::to_string(executor.tp_size) + ", expected 1");
   if (options.num_blocks != nullptr) {
     num_blocks.assign(options.num_blocks, options.num_blocks + options.num_groups);
   }

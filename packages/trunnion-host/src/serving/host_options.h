@@ -22,6 +22,8 @@ struct HostOptions {
   int32_t kv_blocks;
   int64_t kv_bytes;
   std::string trace_file;           // or empty
+  trn_kv_events_of kv_events_of;    // or nullptr
+  void* kv_events_context;
   trn_create_options executor;  // its strings are the ones below
 
  private:

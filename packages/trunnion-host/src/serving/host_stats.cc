@@ -61,6 +61,7 @@ trn_executor_stats HostStats::read(Executor& executor) {
   totals.plan_calls = figures.plan_calls;
   totals.plan_seconds = figures.plan_seconds;
   totals.python_seconds = figures.python_seconds;
+  totals.kv_event_steps = figures.kv_event_steps;
   if (totals.eager_steps == figures.eager_steps) return figures;
   totals.eager_steps = figures.eager_steps;
   eager.resize(figures.num_eager_reasons);
@@ -94,7 +95,8 @@ std::string HostStats::to_json() const {
        << ", \"overlapped_steps\": " << totals.overlapped_steps << ", \"dropped_plans\": " << totals.dropped_plans
        << ", \"dropped_rows\": " << totals.dropped_rows
        << ", \"plan_calls\": " << totals.plan_calls << ", \"plan_seconds\": " << totals.plan_seconds
-       << ", \"python_seconds\": " << totals.python_seconds << ", \"eager\": {";
+       << ", \"python_seconds\": " << totals.python_seconds << ", \"kv_event_steps\": " << totals.kv_event_steps
+       << ", \"eager\": {";
   for (size_t i = 0; i < eager.size(); ++i) {
     json << (i == 0 ? "" : ", ") << '"' << escaped(eager[i].first) << "\": " << eager[i].second;
   }

@@ -54,8 +54,10 @@ void StepTrace::step(const StepTimes& times, const Plan& plan, const HostStats& 
                {"padding", static_cast<int64_t>(totals.padded_tokens - padded_tokens_)},
                {"dropped_rows", plan.num_dropped_rows()},
                {"images_encoded", batch.num_encoder_items},
-               {"replayed", totals.replays > replays_}});
+               {"replayed", totals.replays > replays_},
+               {"kv_events", totals.kv_event_steps > kv_event_steps_}});
   replays_ = totals.replays;
+  kv_event_steps_ = totals.kv_event_steps;
   padded_tokens_ = totals.padded_tokens;
   const int track = plan.ahead ? kPlannerTrack : kLoopTrack;
   file_->span("schedule", track, plan.schedule_ns, plan.build_ns, {{"step", number}});

@@ -165,12 +165,17 @@ void Worker::conclude(const Outcome& outcome) {
   handle_failed(outcome.failed);
 }
 
-Worker::Outcome Worker::execute(const trn_forward_batch& batch) {
+Worker::Outcome Worker::execute(const trn_forward_batch& planned) {
   Outcome outcome;
+  trn_forward_batch batch = planned;
+  const trn_input_buffers& inputs = buffers_[static_cast<size_t>(batch.buffer_set)];
+  if (options_.kv_events_of != nullptr) {
+    batch.kv_events = options_.kv_events_of(options_.kv_events_context, &batch, &inputs);
+  }
   const Watchdog::Guard guard(watchdog_);
   Planner::Round round(planner_);
   try {
-    outcome.output = workers_.execute(executor_, batch, buffers_[static_cast<size_t>(batch.buffer_set)]);
+    outcome.output = workers_.execute(executor_, batch, inputs);
     executor_.wait(outcome.output->fence);
   } catch (const Refused& error) {
     outcome.refused = "the executor refused " + error.field() + ": " + error.what();
