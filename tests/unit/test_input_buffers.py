@@ -7,7 +7,8 @@ import torch
 
 from trunnion.contract import BatchCounts, CacheGroupSpec, CacheKind, Field, KVCacheSpec, Limits
 from trunnion.runner.buckets import Bucket, Mode
-from trunnion.runner.input_buffers import POLICIES, InputBuffers, field_layouts
+from trunnion.runner.field_layout import POLICIES, field_layouts
+from trunnion.runner.input_buffers import InputBuffers
 
 LIMITS = Limits(max_num_tokens=12, max_num_seqs=4, max_model_len=16, max_logits_rows=6, block_size=4)
 SPEC = KVCacheSpec(
