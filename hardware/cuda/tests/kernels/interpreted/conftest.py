@@ -1,0 +1,54 @@
+"""Puts the interpreter's conversions right, and gives tests seeded tensors and outputs that start as NaN."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def _shim() -> object:
+    spec = importlib.util.spec_from_file_location("interpreter_shim", Path(__file__).with_name("interpreter_shim.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exact_conversions() -> None:
+    """Test-only: see interpreter_shim.py."""
+    _shim().install()
+
+
+@pytest.fixture(autouse=True)
+def outputs_start_as_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`torch.empty` holds NaN (integers: their least value), so that an element nobody writes shows."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
+        made = empty(*args, **kwargs)
+        if made.dtype == torch.float8_e4m3fn:
+            made.view(torch.uint8).fill_(0x7F)
+        elif made.is_floating_point():
+            made.fill_(float("nan"))
+        elif made.dtype != torch.bool:
+            made.fill_(torch.iinfo(made.dtype).min)
+        return made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    yield
+
+
+@pytest.fixture
+def randn() -> Callable[..., torch.Tensor]:
+    """`randn(*shape, dtype=float32)`: the same numbers in every run."""
+    generator = torch.Generator().manual_seed(0)
+
+    def make(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    return make
