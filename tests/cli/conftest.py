@@ -77,6 +77,7 @@ class Request:
     sent: int = 0
     cancelled: bool = False
     embeds: bool = False
+    vision: Any = None
 
 
 @dataclass
@@ -96,12 +97,14 @@ class FakeHost:
     sent: int = 0
     closed: bool = False
 
-    def submit(self, token_ids: Sequence[int], sampling: Sampling, end_ids: Sequence[int]) -> int:
+    def submit(
+        self, token_ids: Sequence[int], sampling: Sampling, end_ids: Sequence[int], *, vision: Any = None
+    ) -> int:
         assert not self.closed
         ids = list(token_ids)
         prompt = self.tokenizer.decode(ids, skip_special_tokens=False)
         reply = self.tokenizer.encode(self.script(prompt)).ids
-        request = Request(prompt, ids, sampling, list(end_ids), reply)
+        request = Request(prompt, ids, sampling, list(end_ids), reply, vision=vision)
         self.seen.append(request)
         self.requests[len(self.seen)] = request
         return len(self.seen)

@@ -168,7 +168,7 @@ def test_pixels_and_positions_of_another_shape_are_refused(host: Open) -> None:
     with pytest.raises(InvalidError, match=r"positions must be \[6, 3\]"):
         submit(opened, dataclasses.replace(made, positions=[[0, 0, 0]]))
     with pytest.raises(InvalidError, match="this model takes none"):
-        submit(host(model="null:axes=3"), made)
+        submit(host(model="null:axes=3", max_encoder_rows=0), made)
 
 
 def test_the_trace_marks_steps_that_encode(host: Open, tmp_path: Path) -> None:

@@ -448,9 +448,16 @@ TEST(images_that_cannot_work_are_refused_by_name) {
   use_images(1);
   CHECK_EQ(refusal(Host(options), submission.request),
            "there are 1 images, and the encoder pool has no rows: max_encoder_rows is 0");
-  options.executor.limits.max_encoder_rows = 8;
   fake::config() = {};
   CHECK_EQ(refusal(Host(options), submission.request), "there are 1 images, and this model takes none");
+  options.executor.limits.max_encoder_rows = 8;
+  try {
+    Host never(options);
+    CHECK(false);
+  } catch (const std::runtime_error& error) {
+    CHECK_EQ(std::string(error.what()), "max_encoder_rows is 8, and this model takes no images: expected 0");
+  }
+  options.executor.limits.max_encoder_rows = 0;
   const Submission with_positions({{1, 2}, {}}, sampling(), 3);
   CHECK_EQ(refusal(Host(options), with_positions.request),
            "positions are given, and this model counts one axis: a token lies at its index");

@@ -267,7 +267,8 @@ def _host_image(image: Image) -> HostImage:
 
 
 def _positions(positions: Sequence[Sequence[int]], num_tokens: int, num_axes: int) -> ctypes.Array[c_int32]:
-    if len(positions) != num_tokens or any(len(row) != num_axes for row in positions):
+    # A model with one axis refuses them unread.
+    if num_axes > 1 and (len(positions) != num_tokens or any(len(row) != num_axes for row in positions)):
         raise InvalidError(
             f"positions must be [{num_tokens}, {num_axes}]: a row for each token, a column for each axis"
         )

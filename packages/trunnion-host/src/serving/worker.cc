@@ -33,6 +33,10 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
       model_info_(executor_.model_info()),
       sampler_(model_info_.vocab_size),
       planner_(options.overlap, [this] { plan_ahead(); }) {
+  if (options.executor.limits.max_encoder_rows > 0 && model_info_.encoder_patch_dim == 0) {
+    throw std::invalid_argument("max_encoder_rows is " + std::to_string(options.executor.limits.max_encoder_rows) +
+                                ", and this model takes no images: expected 0");
+  }
   const auto specs = executor_.kv_cache_spec();
   const auto groups = read_groups(specs, options.executor.limits.max_model_len);
   const auto num_blocks = size_groups(groups, options);

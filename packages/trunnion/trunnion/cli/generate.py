@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from trunnion.cli.answers import Answer, catch_interrupt, follow
-from trunnion.cli.messages import EXIT_INTERRUPTED, EXIT_UNEXPECTED, note
+from trunnion.cli.images import Prompt, user_message
+from trunnion.cli.messages import EXIT_INTERRUPTED, EXIT_UNEXPECTED, UsageProblem, note
 from trunnion.cli.prompts import check_prompt, read_prompt
 from trunnion.cli.sampling_options import SamplingOptions, blocks_needed
 from trunnion.cli.session import ModelOptions, OpenHost, SessionPlan
@@ -25,19 +27,28 @@ def generate(
     as_json: bool,
     stats: bool,
     open_host: OpenHost,
+    images: Sequence[Path] = (),
 ) -> int:
-    """Print one answer per prompt; the exit code."""
+    """Print one answer per prompt, each about all `images`; the exit code."""
+    if raw and images:
+        raise UsageProblem("--image needs the model's chat template, which --raw leaves out")
     texts = list(prompts) or [read_prompt()]
     for number, text in enumerate(texts, start=1):
         check_prompt(text, _name(number, texts))
     plan = SessionPlan(options, sampling)
-    ids = [_tokens(plan, text, raw=raw) for text in texts]
-    for number, token_ids in enumerate(ids, start=1):
-        plan.check_length(token_ids, _name(number, texts))
-    num_seqs = min(len(ids), MAX_TOGETHER)
-    blocks = blocks_needed([plan.request_length(token_ids) for token_ids in ids], options.max_num_seqs or num_seqs)
-    with plan.open(open_host, num_seqs=num_seqs, kv_blocks=blocks) as session, catch_interrupt() as interrupt:
-        answers = [session.ask(token_ids) for token_ids in ids]
+    made = [_prompt(plan, text, images, raw=raw) for text in texts]
+    for number, prompt in enumerate(made, start=1):
+        plan.check_length(prompt.token_ids, _name(number, texts))
+    num_seqs = min(len(made), MAX_TOGETHER)
+    lengths = [plan.request_length(prompt.token_ids) for prompt in made]
+    blocks = blocks_needed(lengths, options.max_num_seqs or num_seqs)
+    # One prompt's images at once; those of others take turns.
+    rows = max(prompt.num_encoder_rows for prompt in made)
+    with (
+        plan.open(open_host, num_seqs=num_seqs, kv_blocks=blocks, encoder_rows=rows) as session,
+        catch_interrupt() as interrupt,
+    ):
+        answers = [session.ask(prompt) for prompt in made]
         printer = _JsonPrinter(answers, texts) if as_json else _TextPrinter(answers)
         follow(session.host, answers, interrupt, printer.show)
         session.print_figures(table=stats)
@@ -51,10 +62,10 @@ def _name(number: int, texts: Sequence[str]) -> str:
     return "the prompt" if len(texts) == 1 else f"prompt {number}"
 
 
-def _tokens(plan: SessionPlan, text: str, *, raw: bool) -> list[int]:
+def _prompt(plan: SessionPlan, text: str, images: Sequence[Path], *, raw: bool) -> Prompt:
     if raw:
-        return plan.text.tokenizer.encode(text, add_special_tokens=True)
-    return plan.text.tokenizer.encode_chat([{"role": "user", "content": text}])
+        return Prompt(token_ids=plan.text.tokenizer.encode(text, add_special_tokens=True))
+    return plan.prompts.encode([user_message(text, images)])
 
 
 class _TextPrinter:

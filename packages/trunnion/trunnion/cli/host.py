@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trunnion.contract import Limits
+
+if TYPE_CHECKING:
+    from trunnion.vision.prompt import VisionPrompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +54,15 @@ class Event:
 class Host(Protocol):
     """The part of `trunnion_host.serving.ServingHost` that the commands need."""
 
-    def submit(self, token_ids: Sequence[int], sampling: Sampling, end_ids: Sequence[int]) -> int:
-        """The request's id. ValueError if it can never run."""
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        end_ids: Sequence[int],
+        *,
+        vision: VisionPrompt | None = None,
+    ) -> int:
+        """The request's id; `vision` has the images of `token_ids`. ValueError if it can never run."""
         ...
 
     def submit_embedding(self, token_ids: Sequence[int]) -> int:

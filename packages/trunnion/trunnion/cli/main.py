@@ -50,6 +50,9 @@ Overlap = Annotated[bool, typer.Option("--overlap", help="Plan the next step whi
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of every step for ui.perfetto.dev.")
 ]
+EncoderRows = Annotated[
+    int | None, typer.Option("--encoder-rows", help="Rows of the encoder pool, one a token of an image. [as needed]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -109,6 +112,10 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         min_p: MinP = None,
         seed: Seed = None,
         stop: Stop = None,
+        image: Annotated[
+            list[Path] | None,
+            typer.Option("--image", metavar="FILE", help="An image for every prompt; may be given several times."),
+        ] = None,
         raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
         stats: Stats = False,
@@ -118,6 +125,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         kv_blocks: KvBlocks = None,
         max_num_seqs: MaxNumSeqs = None,
         max_num_tokens: MaxNumTokens = None,
+        encoder_rows: EncoderRows = None,
         no_prefix_cache: NoPrefixCache = False,
         dtype: Dtype = "auto",
         hardware: HardwareName = "cpu",
@@ -135,7 +143,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
             ModelOptions(
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
-                prefix_caching=not no_prefix_cache,
+                prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
                 trace_file=trace,
             ),
@@ -143,7 +151,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
                 max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
                 stop=tuple(stop or ()),
             ),
-            raw=raw, as_json=as_json, stats=stats, open_host=open_host,
+            raw=raw, as_json=as_json, stats=stats, open_host=open_host, images=image or (),
         )  # fmt: skip
 
 
@@ -165,6 +173,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_tokens: MaxNumTokens = None,
+        encoder_rows: EncoderRows = None,
         no_prefix_cache: NoPrefixCache = False,
         dtype: Dtype = "auto",
         hardware: HardwareName = "cpu",
@@ -172,7 +181,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         tp: TpSize = 1,
         debug: Debug = False,
     ) -> int:
-        """Talk with a model. /exit or Ctrl-D ends, /reset forgets, Ctrl-C stops an answer."""
+        """Talk with a model. /exit or Ctrl-D ends, /reset forgets, /image FILE shows, Ctrl-C stops an answer."""
         from trunnion.cli.chat import chat
         from trunnion.cli.sampling_options import SamplingOptions
         from trunnion.cli.session import ModelOptions
@@ -181,7 +190,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
             ModelOptions(
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=1, max_num_tokens=max_num_tokens,
-                prefix_caching=not no_prefix_cache,
+                prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
                 trace_file=trace,
             ),

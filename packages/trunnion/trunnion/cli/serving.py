@@ -12,6 +12,7 @@ from trunnion.cli.host import Event, Finished, Host, HostOptions, Sampling
 from trunnion.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from trunnion.vision.prompt import VisionPrompt
     from trunnion_host.serving import ServingHost
 
 REMEDY = "pip install trunnion-host"
@@ -52,6 +53,7 @@ def open_serving_host(options: HostOptions) -> Host:
         max_model_len=limits.max_model_len,
         max_logits_rows=limits.max_logits_rows,
         block_size=limits.block_size,
+        max_encoder_rows=limits.max_encoder_rows,
         tp_size=options.tp_size,
         threads=options.threads,
         kv_blocks=options.kv_blocks,
@@ -72,8 +74,15 @@ class _Serving:
     def __init__(self, host: ServingHost) -> None:
         self._host = host
 
-    def submit(self, token_ids: Sequence[int], sampling: Sampling, end_ids: Sequence[int]) -> int:
-        from trunnion_host.serving import SamplingParams
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        end_ids: Sequence[int],
+        *,
+        vision: VisionPrompt | None = None,
+    ) -> int:
+        from trunnion_host.serving import Image, SamplingParams
 
         params = SamplingParams(
             temperature=sampling.temperature,
@@ -84,7 +93,18 @@ class _Serving:
             max_tokens=sampling.max_tokens,
             eos_ids=tuple(end_ids),
         )
-        return self._host.submit(token_ids, params)
+        if vision is None or not vision.images:
+            return self._host.submit(token_ids, params)
+        return self._host.submit(
+            token_ids,
+            params,
+            images=[
+                Image(pixels=image.pixels, grid=image.grid, first_token=image.first_token, num_tokens=image.num_tokens)
+                for image in vision.images
+            ],
+            positions=vision.positions.tolist(),
+            position_delta=vision.position_delta,
+        )
 
     def submit_embedding(self, token_ids: Sequence[int]) -> int:
         return self._host.submit_embedding(token_ids)

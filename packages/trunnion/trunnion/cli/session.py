@@ -11,6 +11,7 @@ from pathlib import Path
 from trunnion.cli.answers import Answer, default_interrupt
 from trunnion.cli.figures import figures_line, figures_table, slow_paths
 from trunnion.cli.host import Host, HostOptions, Sampling
+from trunnion.cli.images import Prompt, Prompts, takes_images
 from trunnion.cli.messages import UsageProblem, note
 from trunnion.cli.sampling_options import BLOCK_SIZE, LARGEST, SamplingOptions, resolve_max_model_len
 from trunnion.cli.threads import default_threads
@@ -42,13 +43,14 @@ class ModelOptions:
     max_num_seqs: int | None
     max_num_tokens: int | None
     prefix_caching: bool
+    encoder_rows: int | None = None
     overlap: bool = False
     trace_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise UsageProblem(f"unknown --dtype {self.dtype!r}; choices: auto, {', '.join(DTYPES)}")
-        for name in ("kv_blocks", "threads", "tp", "max_num_seqs", "max_num_tokens"):
+        for name in ("kv_blocks", "threads", "tp", "max_num_seqs", "max_num_tokens", "encoder_rows"):
             value = getattr(self, name)
             least = 2 if name == "kv_blocks" else 1
             most = {"threads": MAX_THREADS, "tp": MAX_PROCESSES}.get(name, LARGEST)
@@ -66,10 +68,10 @@ class Session:
         self.sampling = sampling
         self.stop = stop
 
-    def ask(self, token_ids: Sequence[int]) -> Answer:
+    def ask(self, prompt: Prompt) -> Answer:
         """Start one request."""
         try:
-            request_id = self.host.submit(token_ids, self.sampling, self.text.end_ids)
+            request_id = self.host.submit(prompt.token_ids, self.sampling, self.text.end_ids, vision=prompt.vision)
         except ValueError as error:
             raise UsageProblem(str(error)) from error
         return Answer(request_id, self.text.tokenizer.detokenizer(), StopStrings(self.stop))
@@ -103,11 +105,13 @@ class ModelPlan:
             else:
                 role = "pools embeddings (modules.json): use trunnion embed"
             raise UsageProblem(f"{self.text.path} {role}")
+        if options.encoder_rows is not None and not takes_images(self.text.path):
+            raise UsageProblem(f"--encoder-rows {options.encoder_rows} is for models with a vision tower")
         self.max_model_len = resolve_max_model_len(options.max_model_len, self.text.max_position)
 
     @contextmanager
-    def open_host(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int) -> Iterator[Host]:
-        """Load the model; `num_seqs` and `kv_blocks` are defaults that options override."""
+    def open_host(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int, encoder_rows: int = 0) -> Iterator[Host]:
+        """Load the model; `num_seqs`, `kv_blocks` and `encoder_rows` are defaults that options override."""
         options = self.options
         max_num_seqs = options.max_num_seqs or num_seqs
         max_num_tokens = options.max_num_tokens or max(DEFAULT_NUM_TOKENS, max_num_seqs)
@@ -125,6 +129,7 @@ class ModelPlan:
                 max_model_len=self.max_model_len,
                 max_logits_rows=max_num_seqs,
                 block_size=BLOCK_SIZE,
+                max_encoder_rows=options.encoder_rows or encoder_rows,
             ),
             kv_blocks=options.kv_blocks or kv_blocks,
             prefix_caching=options.prefix_caching,
@@ -148,6 +153,7 @@ class SessionPlan(ModelPlan):
 
     def __init__(self, options: ModelOptions, sampling: SamplingOptions) -> None:
         super().__init__(options, pools=False)
+        self.prompts = Prompts(self.text)
         self.sampling = sampling.resolve(self.text.sampling)
         self.stop = sampling.stop
         if self.text.sampling.not_applied:
@@ -168,7 +174,7 @@ class SessionPlan(ModelPlan):
         return min(len(token_ids) + self.sampling.max_tokens, self.max_model_len)
 
     @contextmanager
-    def open(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int) -> Iterator[Session]:
+    def open(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int, encoder_rows: int = 0) -> Iterator[Session]:
         """As `open_host`, with what a session needs."""
-        with self.open_host(open_host, num_seqs=num_seqs, kv_blocks=kv_blocks) as host:
+        with self.open_host(open_host, num_seqs=num_seqs, kv_blocks=kv_blocks, encoder_rows=encoder_rows) as host:
             yield Session(self.text, host, self.sampling, self.stop)
