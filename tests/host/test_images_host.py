@@ -125,7 +125,7 @@ def test_random_requests_are_never_refused(host: Open) -> None:
         prompts.append(prompt(*[(text,), (image, text), (text, image, text), (image, text, more, [3])][i % 4]))
     alone = host(prefix_caching=False, max_num_tokens=96)
     expected = [tokens_of(alone, submit(alone, made)) for made in prompts]
-    crowd = host(kv_blocks=20, model="null:images=1,axes=3,csr=1,fail_at=40")
+    crowd = host(kv_blocks=14, model="null:images=1,axes=3,csr=1,fail_at=40")
     ids = [submit(crowd, made) for made in prompts * 3]
     assert [tokens_of(crowd, request_id) for request_id in ids] == expected * 3
     stats = crowd.stats()
