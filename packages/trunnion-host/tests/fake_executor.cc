@@ -36,7 +36,7 @@ uint64_t mix(uint64_t hash, uint64_t value) {
 
 std::mutex breach_mutex;
 std::string first_breach;
-int32_t widest_step = 0;
+int32_t widest_step = 0, most_rows = 0;
 
 void note(const std::string& text) {
   const std::lock_guard lock(breach_mutex);
@@ -51,7 +51,7 @@ struct GroupState {
   std::vector<uint64_t> places;  // per slot: where positions say the token lies
   std::vector<uint64_t> states;  // recurrent
   std::vector<int32_t> slot_mapping, block_table, kv_start, kv_indptr, kv_indices, kv_last_page_len, state_indices,
-      has_initial_state;
+      has_initial_state, num_accepted;
   trn_cache_tensor_spec tensor{};
   const char* layer = "layers.0";
   int64_t shape[1] = {1};
@@ -64,6 +64,10 @@ struct trn_executor {
 
   fake::Config config;
   trn_limits limits{};
+  // Of a draft its target, else null.
+  const trn_executor* target = nullptr;
+  // Per row of the last step: the tokens that it has seen, its own the last. Empty for placeholders.
+  std::vector<std::vector<int32_t>> hidden;
   std::thread::id thread = std::this_thread::get_id();
   std::vector<GroupState> groups;
   struct Lent {
@@ -71,20 +75,33 @@ struct trn_executor {
     std::vector<trn_group_buffers> groups;
   };
   Lent sets[2];
-  std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices, encoder_indices;
+  std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices, encoder_indices,
+      hidden_indices;
   std::vector<int32_t> rows;  // the encoder pool
   std::vector<float> logits;
   trn_executor_stats stats{};
   uint64_t step = 0;
   std::string error;
 
-  explicit trn_executor(const trn_create_options& options) : config(fake::config()), limits(options.limits) {
+  explicit trn_executor(const trn_create_options& options)
+      : config(fake::config()), limits(options.limits), target(options.share_with) {
+    if (target != nullptr) {
+      config.groups = {{}};
+      config.required_fields |= TRN_FIELD_HIDDEN_INDICES;
+      config.fault = config.draft_fault;
+    }
+    limits.max_decode_query_len = std::max(1, limits.max_decode_query_len);
+    const auto recurrent = [](const fake::Group& group) { return group.kind == TRN_CACHE_RECURRENT; };
+    if (limits.max_decode_query_len > 1 && std::any_of(config.groups.begin(), config.groups.end(), recurrent)) {
+      config.required_fields |= TRN_FIELD_NUM_ACCEPTED;
+    }
     const auto [tokens, seqs] = std::pair<size_t, size_t>(limits.max_num_tokens, limits.max_num_seqs);
     const int32_t bs = limits.block_size;
     input_ids.resize(tokens);
     positions.resize(tokens * size_t(config.num_position_axes));
     encoder_indices.resize(tokens);
     rows.resize(size_t(limits.max_encoder_rows), kRuined);
+    hidden_indices.resize(tokens);
     query_start_loc.resize(seqs + 1);
     seq_lens.resize(seqs);
     logits_indices.resize(limits.max_logits_rows);
@@ -95,10 +112,11 @@ struct trn_executor {
       const int32_t widest = spec.window == 0 ? limits.max_model_len : spec.window + bs + limits.max_num_tokens;
       const int32_t longest = std::min(limits.max_model_len, widest);
       group.width = spec.max_blocks_per_seq > 0 ? spec.max_blocks_per_seq : (longest + bs - 1) / bs;
-      if (spec.kind == TRN_CACHE_RECURRENT) group.width = 1;
-      for (auto* per_seq : {&group.kv_start, &group.kv_last_page_len, &group.state_indices, &group.has_initial_state}) {
+      if (spec.kind == TRN_CACHE_RECURRENT) group.width = limits.max_decode_query_len;
+      for (auto* per_seq : {&group.kv_start, &group.kv_last_page_len, &group.has_initial_state, &group.num_accepted}) {
         per_seq->resize(seqs);
       }
+      group.state_indices.resize(seqs * size_t(limits.max_decode_query_len));
       group.slot_mapping.resize(tokens);
       group.kv_indptr.resize(seqs + 1);
       group.block_table.resize(seqs * group.width);
@@ -113,11 +131,11 @@ struct trn_executor {
   // Everything a host fills, in one order. Steps are computed from here; hosts write to the copies in `sets`.
   std::vector<std::vector<int32_t>*> fields() {
     std::vector<std::vector<int32_t>*> all{&input_ids, &positions, &query_start_loc, &seq_lens, &logits_indices,
-                                           &encoder_indices};
+                                           &encoder_indices, &hidden_indices};
     for (GroupState& group : groups) {
       all.insert(all.end(), {&group.slot_mapping, &group.block_table, &group.kv_start, &group.kv_indptr,
                              &group.kv_indices, &group.kv_last_page_len, &group.state_indices,
-                             &group.has_initial_state});
+                             &group.has_initial_state, &group.num_accepted});
     }
     return all;
   }
@@ -125,11 +143,12 @@ struct trn_executor {
   void lend(Lent& set) {
     const auto at = [&](size_t index) { return set.memory[index].data(); };
     for (size_t g = 0; g < groups.size(); ++g) {
-      const size_t first = 6 + 8 * g;
+      const size_t first = 7 + 9 * g;
       trn_group_buffers lent{};
       if (groups[g].spec.kind == TRN_CACHE_RECURRENT) {
         lent.state_indices = at(first + 6);
         lent.has_initial_state = at(first + 7);
+        if ((config.required_fields & TRN_FIELD_NUM_ACCEPTED) != 0) lent.num_accepted = at(first + 8);
       } else {
         lent.slot_mapping = at(first);
         lent.block_table = at(first + 1);
@@ -174,7 +193,14 @@ struct trn_executor {
   void check_attention(const trn_forward_batch& batch, const GroupState& group) const;
   void check_csr(const trn_forward_batch& batch, const GroupState& group) const;
   void check_recurrent(const trn_forward_batch& batch, const GroupState& group) const;
+  // Rows of a request that are no placeholders.
+  int32_t num_real(int32_t request) const;
+  void check_drafts(const trn_forward_batch& batch) const;
+  void check_hidden(const trn_forward_batch& batch) const;
+  void keep_hidden(const trn_forward_batch& batch);
+  uint64_t hash_of(const std::vector<int32_t>& history) const;
   void compute(const trn_forward_batch& batch, bool ruin);
+  void guess(const trn_forward_batch& batch);
   uint64_t context(const GroupState& group, int32_t request, int32_t position) const;
 };
 
@@ -182,13 +208,15 @@ void trn_executor::check_counts(const trn_forward_batch& batch) const {
   expect(batch.num_tokens >= 1 && batch.num_tokens <= limits.max_num_tokens, "num_tokens ", batch.num_tokens);
   expect(batch.num_reqs >= 1 && batch.num_reqs <= limits.max_num_seqs, "num_reqs ", batch.num_reqs);
   expect(batch.num_logits <= limits.max_logits_rows, "num_logits ", batch.num_logits);
-  expect(batch.decode_query_len == 1 && batch.lens_are_exact == 1, "decode_query_len or lens_are_exact");
+  expect(batch.lens_are_exact == 1, "lens_are_exact");
+  expect(batch.decode_query_len >= 1 && batch.decode_query_len <= limits.max_decode_query_len, "decode_query_len ",
+         batch.decode_query_len);
   expect(query_start_loc[0] == 0 && query_start_loc[batch.num_reqs] == batch.num_tokens, "query_start_loc");
   int32_t longest_query = 0, longest_seq = 0;
   for (int32_t b = 0; b < batch.num_reqs; ++b) {
     const int32_t begin = query_start_loc[b], end = query_start_loc[b + 1];
     expect(end > begin, "request ", b, " has no tokens");
-    expect(b >= batch.num_decodes || end - begin == 1, "decode ", b, " has ", end - begin, " tokens");
+    expect(b >= batch.num_decodes || end - begin == batch.decode_query_len, "decode ", b, " has ", end - begin, " tokens");
     longest_query = std::max(longest_query, end - begin);
     longest_seq = std::max(longest_seq, seq_lens[b]);
     check_positions(b);
@@ -200,9 +228,64 @@ void trn_executor::check_counts(const trn_forward_batch& batch) const {
   expect(longest_seq <= limits.max_model_len, "a request is longer than max_model_len");
   for (int32_t n = 0; n < batch.num_logits; ++n) {
     expect(n == 0 || logits_indices[n] > logits_indices[n - 1], "logits_indices order");
-    const auto end = std::find(query_start_loc.begin(), query_start_loc.begin() + batch.num_reqs + 1,
-                               logits_indices[n] + 1);
-    expect(end != query_start_loc.begin() + batch.num_reqs + 1, "logits_indices[", n, "] ends no request");
+    const auto ends = query_start_loc.begin() + batch.num_reqs + 1;
+    const auto end = std::upper_bound(query_start_loc.begin(), ends, logits_indices[n]);
+    const auto b = static_cast<int32_t>(end - query_start_loc.begin()) - 1;
+    const bool last = logits_indices[n] == query_start_loc[b] + num_real(b) - 1;
+    const bool verified = target == nullptr && b < batch.num_decodes && logits_indices[n] < query_start_loc[b] + num_real(b);
+    expect(last || verified, "logits_indices[", n, "] is neither the last row nor a draft's");
+  }
+}
+
+int32_t trn_executor::num_real(int32_t request) const {
+  for (const GroupState& group : groups) {
+    if (group.spec.kind == TRN_CACHE_RECURRENT) continue;
+    int32_t end = query_start_loc[request + 1];
+    while (end > query_start_loc[request] && group.slot_mapping[end - 1] == -1) --end;
+    return end - query_start_loc[request];
+  }
+  return query_start_loc[request + 1] - query_start_loc[request];
+}
+
+// Placeholders are in verifications only, a verification is in the step only where there is something to verify.
+void trn_executor::check_drafts(const trn_forward_batch& batch) const {
+  int32_t most = 0;
+  for (int32_t b = 0; b < batch.num_reqs; ++b) {
+    const int32_t rows = query_start_loc[b + 1] - query_start_loc[b];
+    const bool uniform = b < batch.num_decodes && batch.decode_query_len > 1;
+    expect(num_real(b) >= 1 && (uniform || num_real(b) == rows), "request ", b, " has ", num_real(b), " real rows");
+    if (b < batch.num_decodes) most = std::max(most, num_real(b));
+    if (target != nullptr || b >= batch.num_decodes) continue;
+    const auto first = std::lower_bound(logits_indices.begin(), logits_indices.begin() + batch.num_logits,
+                                        query_start_loc[b]);
+    const auto last = std::lower_bound(first, logits_indices.begin() + batch.num_logits, query_start_loc[b + 1]);
+    expect(last - first == num_real(b), "decode ", b, " has ", last - first, " logits rows");
+  }
+  expect(target != nullptr || batch.decode_query_len == 1 || most > 1, "a verification without drafts");
+}
+
+// A row at position p carries token p + 1 and the hidden state of token p; the draft's cache holds all before it.
+void trn_executor::check_hidden(const trn_forward_batch& batch) const {
+  const auto& source = batch.hidden_source == 0 ? target->hidden : hidden;
+  const GroupState& group = groups[0];
+  for (int32_t b = 0; b < batch.num_reqs; ++b) {
+    const int32_t begin = query_start_loc[b], end = query_start_loc[b + 1];
+    for (int32_t t = begin; t < end; ++t) {
+      expect(hidden_indices[t] >= 0 && hidden_indices[t] < std::ssize(source), "hidden_indices[", t, "]");
+    }
+    const int32_t last = begin + num_real(b) - 1;
+    for (int32_t t = begin; t <= last; ++t) {
+      const auto& seen = source[size_t(hidden_indices[t])];
+      expect(std::ssize(seen) == positions[t] + 1, "hidden_indices[", t, "] has seen ", seen.size(), " tokens, position ",
+             positions[t]);
+      expect(t == begin || input_ids[t - 1] == seen.back(), "row ", t - 1, " does not carry the token after its own");
+    }
+    const auto& seen = source[size_t(hidden_indices[last])];
+    for (int32_t j = 0; j < positions[begin]; ++j) {
+      const int32_t block = group.block_table[size_t(b) * group.width + j / limits.block_size];
+      const int32_t held = group.tokens[size_t(block) * limits.block_size + j % limits.block_size];
+      expect(held == seen[size_t(j) + 1], "the draft's cache of request ", b, " holds ", held, " at ", j);
+    }
   }
 }
 
@@ -276,6 +359,10 @@ void trn_executor::check_attention(const trn_forward_batch& batch, const GroupSt
       if (j < used) ++readers[row[j]];
     }
     for (int32_t t = query_start_loc[b]; t < query_start_loc[b + 1]; ++t) {
+      if (t >= query_start_loc[b] + num_real(b)) {
+        expect(group.slot_mapping[t] == -1, "a placeholder has a slot: slot_mapping[", t, "]");
+        continue;
+      }
       const int32_t offset = place(b, t) - start;
       expect(group.slot_mapping[t] == row[offset / bs] * bs + offset % bs, "slot_mapping[", t, "]");
       written_blocks.insert(row[offset / bs]);
@@ -300,9 +387,13 @@ void trn_executor::check_csr(const trn_forward_batch& batch, const GroupState& g
 void trn_executor::check_recurrent(const trn_forward_batch& batch, const GroupState& group) const {
   std::set<int32_t> states;
   for (int32_t b = 0; b < batch.num_reqs; ++b) {
-    const int32_t state = group.state_indices[b];
-    expect(state > 0 && state < group.num_blocks && states.insert(state).second, "state_indices[", b, "] ", state);
+    for (int32_t i = 0; i < group.width; ++i) {
+      const int32_t state = group.state_indices[size_t(b) * group.width + i];
+      expect(state > 0 && state < group.num_blocks && states.insert(state).second, "state_indices[", b, "] ", state);
+    }
     expect(group.has_initial_state[b] == (place(b, query_start_loc[b]) > 0), "has_initial_state[", b, "]");
+    const bool named = (config.required_fields & TRN_FIELD_NUM_ACCEPTED) != 0 && group.has_initial_state[b] != 0;
+    expect(!named || (group.num_accepted[b] >= 1 && group.num_accepted[b] <= group.width), "num_accepted[", b, "]");
   }
 }
 
@@ -325,20 +416,25 @@ void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
   for (GroupState& group : groups) {
     const bool recurrent = group.spec.kind == TRN_CACHE_RECURRENT;
     for (int32_t b = 0; b < batch.num_reqs; ++b) {
-      uint64_t state = recurrent && group.has_initial_state[b] ? group.states[group.state_indices[b]] : 11;
+      const int32_t* columns = recurrent ? &group.state_indices[size_t(b) * group.width] : nullptr;
+      const int32_t start = (config.required_fields & TRN_FIELD_NUM_ACCEPTED) != 0 ? group.num_accepted[b] : 1;
+      uint64_t state = recurrent && group.has_initial_state[b] ? group.states[columns[start - 1]] : 11;
       for (int32_t t = query_start_loc[b]; t < query_start_loc[b + 1]; ++t) {
         if (recurrent) {
           state = mix(mix(state, uint64_t(token_of(t))), position_hash(t));
           hashes[t] = mix(hashes[t], state);
-        } else {
+          if (b < batch.num_decodes) group.states[columns[t - query_start_loc[b]]] = ruin ? uint64_t(kRuined) : state;
+        } else if (group.slot_mapping[t] >= 0) {
           group.tokens[group.slot_mapping[t]] = ruin ? kRuined : token_of(t);
           group.places[group.slot_mapping[t]] = position_hash(t);
         }
       }
-      if (recurrent) group.states[group.state_indices[b]] = ruin ? kRuined : state;
+      if (recurrent && b >= batch.num_decodes) group.states[columns[0]] = ruin ? uint64_t(kRuined) : state;
     }
   }
   if (ruin) return;
+  keep_hidden(batch);
+  if (target != nullptr) return guess(batch);
   for (int32_t n = 0; n < batch.num_logits; ++n) {
     const int32_t token = logits_indices[n];
     const auto bound = std::upper_bound(query_start_loc.begin(), query_start_loc.begin() + batch.num_reqs, token);
@@ -354,6 +450,61 @@ void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
   }
 }
 
+void trn_executor::keep_hidden(const trn_forward_batch& batch) {
+  const auto source = target != nullptr && batch.hidden_source == 0 ? target->hidden : hidden;
+  hidden.assign(size_t(batch.num_tokens), {});
+  for (int32_t b = 0; b < batch.num_reqs; ++b) {
+    for (int32_t t = query_start_loc[b]; t < query_start_loc[b] + num_real(b); ++t) {
+      if (target != nullptr) {
+        hidden[t] = source[size_t(hidden_indices[t])];
+        hidden[t].push_back(input_ids[t]);
+        continue;
+      }
+      const GroupState& group = groups[0];
+      if (group.spec.kind != TRN_CACHE_FULL) continue;
+      for (int32_t j = 0; j <= positions[t]; ++j) {
+        const int32_t block = group.block_table[size_t(b) * group.width + j / limits.block_size];
+        hidden[t].push_back(group.tokens[size_t(block) * limits.block_size + j % limits.block_size]);
+      }
+    }
+  }
+}
+
+// What compute() makes of a row that has seen these tokens.
+uint64_t trn_executor::hash_of(const std::vector<int32_t>& history) const {
+  const auto last = static_cast<int32_t>(history.size()) - 1;
+  // position_hash() of a text's token.
+  const auto place_hash = [](int32_t position) { return mix(0, uint64_t(position) + 5); };
+  uint64_t hash = 3;
+  for (const GroupState& group : groups) {
+    if (group.spec.kind != TRN_CACHE_RECURRENT) continue;
+    uint64_t state = 11;
+    for (int32_t j = 0; j <= last; ++j) state = mix(mix(state, uint64_t(history[size_t(j)])), place_hash(j));
+    hash = mix(hash, state);
+  }
+  for (const GroupState& group : groups) {
+    if (group.spec.kind == TRN_CACHE_RECURRENT) continue;
+    uint64_t seen = 1;
+    for (int32_t j = group.spec.window == 0 ? 0 : std::max(0, last - group.spec.window + 1); j <= last; ++j) {
+      seen = mix(mix(seen, uint64_t(history[size_t(j)]) << 20 ^ uint64_t(j)), place_hash(j));
+    }
+    hash = mix(hash, seen);
+  }
+  return hash;
+}
+
+void trn_executor::guess(const trn_forward_batch& batch) {
+  for (int32_t n = 0; n < batch.num_logits; ++n) {
+    const uint64_t hash = target->hash_of(hidden[size_t(logits_indices[n])]);
+    int32_t best = 0;
+    for (int32_t id = 1; id < width(); ++id) {
+      if (mix(hash, uint64_t(id)) >> 40 > mix(hash, uint64_t(best)) >> 40) best = id;
+    }
+    if (static_cast<int32_t>(mix(hash, 1000) % 100) >= config.agreement) best = (best + 1) % width();
+    for (int32_t id = 0; id < width(); ++id) logits[size_t(n) * width() + id] = id == best ? 1.0f : 0.0f;
+  }
+}
+
 namespace fake {
 
 Config& config() {
@@ -364,6 +515,11 @@ Config& config() {
 std::string breach() {
   const std::lock_guard lock(breach_mutex);
   return first_breach;
+}
+
+int32_t most_logits() {
+  const std::lock_guard lock(breach_mutex);
+  return most_rows;
 }
 
 int32_t most_requests() {
@@ -378,10 +534,13 @@ uint64_t trn_features(void) { return TRN_FEATURE_NULL_EXECUTOR; }
 
 trn_status trn_executor_create(const trn_create_options* options, trn_executor** out, char* error, size_t size) {
   *out = nullptr;
-  {
+  if (options->share_with == nullptr) {
     const std::lock_guard lock(breach_mutex);
     first_breach.clear();
-    widest_step = 0;
+    widest_step = most_rows = 0;
+  } else if (fake::config().agreement < 0) {
+    std::snprintf(error, size, "role draft: the fake has none");
+    return TRN_REFUSED;
   }
   if (!fake::config().create_error.empty()) {
     std::snprintf(error, size, "%s", fake::config().create_error.c_str());
@@ -453,6 +612,7 @@ trn_status trn_executor_input_buffers(trn_executor* executor, int32_t index, trn
   buffers->seq_lens = set.memory[3].data();
   buffers->logits_indices = set.memory[4].data();
   if (executor->takes_images()) buffers->encoder_indices = set.memory[5].data();
+  if (executor->target != nullptr) buffers->hidden_indices = set.memory[6].data();
   buffers->groups = set.groups.data();
   (executor->config.pooled_width > 0 ? buffers->pooled : buffers->logits) = executor->logits.data();
   return TRN_OK;
@@ -465,6 +625,8 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
     executor->take_inputs(executor->sets[batch->buffer_set]);
     executor->check_counts(*batch);
     executor->check_images(*batch);
+    executor->check_drafts(*batch);
+    if (executor->target != nullptr) executor->check_hidden(*batch);
     for (const GroupState& group : executor->groups) {
       if (group.spec.kind == TRN_CACHE_RECURRENT) {
         executor->check_recurrent(*batch, group);
@@ -479,6 +641,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
   {
     const std::lock_guard lock(breach_mutex);
     widest_step = std::max(widest_step, batch->num_reqs);
+    if (executor->target == nullptr) most_rows = std::max(most_rows, batch->num_logits);
   }
   ++executor->step;
   const trn_status status = executor->config.fault ? executor->config.fault(executor->step, *batch) : TRN_OK;

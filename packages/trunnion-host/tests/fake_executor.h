@@ -33,9 +33,15 @@ struct Config {
   // Rows whose newest token is this id are all NaN.
   int32_t nan_token = -1;
   std::string create_error = {};
+  // Percent of the positions where the draft says what the target's most likely token is; -1 = there is no draft.
+  int32_t agreement = -1;
+  // As `fault`, of the draft's executes.
+  std::function<trn_status(uint64_t step, const trn_forward_batch& batch)> draft_fault = {};
 };
 
 Config& config();
+// The widest verification of the last executor, in logits rows.
+int32_t most_logits();
 // "" or the first breach of the contract that a batch of the last executor showed.
 std::string breach();
 // The widest step of the last executor.

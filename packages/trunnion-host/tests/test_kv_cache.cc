@@ -19,17 +19,21 @@ KvCache make_cache(std::vector<int32_t> windows, int32_t num_blocks, bool prefix
   return KvCache(groups, std::vector<int32_t>(windows.size(), num_blocks), prefix_caching);
 }
 
-std::vector<BlockKey> keys_of(int32_t num_tokens) {
+std::vector<int32_t> tokens_of(int32_t num_tokens) {
   std::vector<int32_t> tokens(static_cast<size_t>(num_tokens));
   std::iota(tokens.begin(), tokens.end(), 100);
+  return tokens;
+}
+
+std::vector<BlockKey> keys_of(int32_t num_tokens) {
   std::vector<BlockKey> keys;
-  extend_keys(keys, tokens, {}, kBlockSize);
+  extend_keys(keys, tokens_of(num_tokens), {}, kBlockSize);
   return keys;
 }
 
 void compute(KvCache& cache, RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t from, int32_t to) {
   CHECK(cache.reserve(blocks, from, to - from));
-  cache.publish(blocks, keys, to);
+  cache.publish(blocks, keys, tokens_of(to), to);
 }
 
 }  // namespace
@@ -40,12 +44,12 @@ TEST(kv_cache_matches_full_blocks_but_never_the_last_token) {
   RequestBlocks blocks;
   compute(cache, blocks, keys, 0, 18);
   cache.release(blocks);
-  CHECK_EQ(cache.match(keys, 18), 4);
-  CHECK_EQ(cache.match(keys, 17), 4);
+  CHECK_EQ(cache.match(keys, tokens_of(18)), 4);
+  CHECK_EQ(cache.match(keys, tokens_of(17)), 4);
   // A full hit: at least one token stays to be computed.
-  CHECK_EQ(cache.match(std::span(keys).first(4), 16), 3);
-  CHECK_EQ(cache.match(std::span(keys).first(1), 4), 0);
-  CHECK_EQ(cache.match(std::span(keys).first(1), 5), 1);
+  CHECK_EQ(cache.match(std::span(keys).first(4), tokens_of(16)), 3);
+  CHECK_EQ(cache.match(std::span(keys).first(1), tokens_of(4)), 0);
+  CHECK_EQ(cache.match(std::span(keys).first(1), tokens_of(5)), 1);
 }
 
 TEST(kv_cache_publishes_only_computed_blocks) {
@@ -53,11 +57,11 @@ TEST(kv_cache_publishes_only_computed_blocks) {
   const auto keys = keys_of(16);
   RequestBlocks blocks;
   CHECK(cache.reserve(blocks, 0, 16));
-  CHECK_EQ(cache.match(keys, 17), 0);
-  cache.publish(blocks, keys, 7);
-  CHECK_EQ(cache.match(keys, 17), 1);
-  cache.publish(blocks, keys, 16);
-  CHECK_EQ(cache.match(keys, 17), 4);
+  CHECK_EQ(cache.match(keys, tokens_of(17)), 0);
+  cache.publish(blocks, keys, tokens_of(7), 7);
+  CHECK_EQ(cache.match(keys, tokens_of(17)), 1);
+  cache.publish(blocks, keys, tokens_of(16), 16);
+  CHECK_EQ(cache.match(keys, tokens_of(17)), 4);
 }
 
 TEST(kv_cache_shares_adopted_blocks) {
@@ -65,7 +69,7 @@ TEST(kv_cache_shares_adopted_blocks) {
   const auto keys = keys_of(12);
   RequestBlocks first, second;
   compute(cache, first, keys, 0, 12);
-  cache.adopt(second, keys, 2);
+  cache.adopt(second, keys, tokens_of(41), 2);
   CHECK(cache.reserve(second, 8, 4));
   CHECK_EQ(cache.pool(0).num_used(), 4);
   CHECK_EQ(second.groups[0].blocks[1], first.groups[0].blocks[1]);
@@ -99,8 +103,8 @@ TEST(kv_cache_prefix_hit_needs_only_the_blocks_of_a_window) {
   compute(cache, blocks, keys, 20, 40);
   cache.release(blocks);
   RequestBlocks other;
-  CHECK_EQ(cache.match(keys, 41), 10);
-  cache.adopt(blocks, keys, 10);
+  CHECK_EQ(cache.match(keys, tokens_of(41)), 10);
+  cache.adopt(blocks, keys, tokens_of(41), 10);
   CHECK_EQ(blocks.groups[1].num_dropped, 8);
   CHECK_EQ(blocks.groups[1].blocks.size(), 2u);
   CHECK_EQ(blocks.groups[0].blocks.size(), 10u);
@@ -117,12 +121,12 @@ TEST(kv_cache_prefix_hit_stops_where_a_window_is_not_covered) {
   hole.groups.resize(2);
   hole.groups[1].blocks = {blocks.groups[1].blocks[8]};
   cache.unpublish(hole);
-  CHECK_EQ(cache.match(keys, 41), 8);
+  CHECK_EQ(cache.match(keys, tokens_of(41)), 8);
   // The same hole in the full group ends every longer prefix.
   hole.groups[1].blocks.clear();
   hole.groups[0].blocks = {blocks.groups[0].blocks[3]};
   cache.unpublish(hole);
-  CHECK_EQ(cache.match(keys, 41), 3);
+  CHECK_EQ(cache.match(keys, tokens_of(41)), 3);
 }
 
 TEST(kv_cache_reserves_in_all_groups_or_in_none) {
@@ -145,5 +149,43 @@ TEST(kv_cache_evicts_continuations_before_prefixes) {
   compute(cache, blocks, keys, 0, 16);
   cache.release(blocks);
   CHECK(cache.reserve(other, 0, 8));
-  CHECK_EQ(cache.match(keys, 17), 2);
+  CHECK_EQ(cache.match(keys, tokens_of(17)), 2);
+}
+
+TEST(kv_cache_names_a_drafts_block_by_the_token_after_it) {
+  // Two executors' groups: the draft's cache holds at a position the token after it.
+  std::vector<CacheGroup> groups(2, {TRN_CACHE_FULL, kBlockSize, 100, 0, 1});
+  groups[1].draft = true;
+  KvCache cache(groups, std::vector<int32_t>{20, 20}, true);
+  const auto tokens = tokens_of(13);
+  const auto keys = keys_of(13);
+  RequestBlocks blocks;
+  CHECK(cache.reserve(blocks, 0, 12));
+  // The token after the third block is not known yet.
+  cache.publish(blocks, keys, std::span(tokens).first(12), 12);
+  CHECK_EQ(cache.match(keys, tokens), 2);
+  cache.publish(blocks, keys, tokens, 12);
+  CHECK_EQ(cache.match(keys, tokens), 3);
+  // Where another token follows, the last block of the hit is of no use to the draft.
+  auto other = tokens;
+  other[8] = 7;
+  std::vector<BlockKey> other_keys;
+  extend_keys(other_keys, other, {}, kBlockSize);
+  CHECK_EQ(cache.match(other_keys, other), 1);
+  groups[1].draft = false;
+  KvCache plain(groups, std::vector<int32_t>{20, 20}, true);
+  RequestBlocks held;
+  CHECK(plain.reserve(held, 0, 12));
+  plain.publish(held, keys, tokens, 12);
+  CHECK_EQ(plain.match(other_keys, other), 2);
+}
+
+TEST(kv_cache_counts_the_tokens_there_is_room_for) {
+  KvCache cache = make_cache({0, 6}, 20);
+  RequestBlocks blocks;
+  CHECK(cache.reserve(blocks, 0, 9));
+  CHECK_EQ(cache.capacity(blocks), 12);
+  CHECK(cache.reserve(blocks, 9, 5));
+  CHECK_EQ(blocks.groups[1].num_dropped, 1);
+  CHECK_EQ(cache.capacity(blocks), 16);
 }

@@ -16,6 +16,7 @@ extern "C" {
 #endif
 
 #define TRN_HOST_MAX_LOGPROBS 20
+#define TRN_HOST_MAX_DRAFTS 8
 #define TRN_HOST_ERROR_SIZE 256
 
 typedef struct trn_host trn_host;
@@ -52,6 +53,7 @@ typedef struct trn_host_options {
   const char *trace_file;        /* where to write a trace of all steps, for Perfetto or chrome://tracing; or NULL */
   trn_kv_events_of kv_events_of; /* or NULL; with tp_size 1 only */
   void *kv_events_context;       /* its first argument */
+  int32_t num_drafts;            /* tokens that the model's draft proposes per step of a request; 0 = no drafts */
 } trn_host_options;
 
 /* Blocks until the model is loaded, the caches are allocated and warm_up has returned. */
@@ -157,7 +159,7 @@ typedef struct trn_host_stats {
   int32_t prefix_caching;                           /* 1 = on */
   uint64_t steps, execute_calls;                    /* equal: one execute per step */
   uint64_t refused_steps, failed_steps;
-  uint64_t prefill_tokens, decode_tokens;           /* computed; a recomputed token counts again */
+  uint64_t prefill_tokens, decode_tokens;           /* computed and kept; a recomputed token counts again */
   uint64_t output_tokens;                           /* sampled and sent */
   double prefill_seconds, decode_seconds;           /* of whole steps; a mixed step's time is split by tokens */
   uint64_t prefix_hit_tokens, preemptions;
@@ -177,6 +179,13 @@ typedef struct trn_host_stats {
   uint64_t encodes_skipped;                         /* images wholly found in the prefix cache, by admission */
   int32_t encoder_rows_total, encoder_rows_used, encoder_rows_peak;
   uint64_t kv_event_steps;                          /* whose layers waited for and told kv_events_of's events */
+  uint64_t verify_steps;                            /* of `steps`, those with drafts */
+  uint64_t draft_steps, failed_draft_steps;         /* executes of the draft; failed or refused */
+  uint64_t drafted_tokens, accepted_tokens;         /* verified, and found right */
+  uint64_t drafted_at[TRN_HOST_MAX_DRAFTS];         /* the same by place: first draft, second, ... */
+  uint64_t accepted_at[TRN_HOST_MAX_DRAFTS];
+  uint64_t draft_replays, draft_eager_steps;        /* as above, of the draft's executor */
+  int32_t num_drafts;                               /* the option */
 } trn_host_stats;
 TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);
 

@@ -24,6 +24,7 @@ HostOptions::HostOptions(const trn_host_options& options)
       trace_file(text_of(options.trace_file)),
       kv_events_of(options.kv_events_of),
       kv_events_context(options.kv_events_context),
+      num_drafts(options.num_drafts),
       executor(options.executor),
       model_(text_of(options.executor.model)),
       hardware_(text_of(options.executor.hardware)),
@@ -41,6 +42,7 @@ HostOptions::HostOptions(const trn_host_options& options)
   require(kv_events_of == nullptr || executor.tp_size <= 1,
           "kv_events_of: the other ranks do not see the events of this process; tp_size is " +
               std::to_string(executor.tp_size) + ", expected 1");
+  read_drafts();
   if (options.num_blocks != nullptr) {
     num_blocks.assign(options.num_blocks, options.num_blocks + options.num_groups);
   }
@@ -52,6 +54,21 @@ HostOptions::HostOptions(const trn_host_options& options)
   executor.hardware = hardware_.c_str();
   executor.dtype = dtype_.c_str();
   executor.tp_init_method = options.executor.tp_init_method == nullptr ? nullptr : tp_init_method_.c_str();
+}
+
+void HostOptions::read_drafts() {
+  require(num_drafts >= 0 && num_drafts <= TRN_HOST_MAX_DRAFTS,
+          "num_drafts is " + std::to_string(num_drafts) + ", expected 0 ... " + std::to_string(TRN_HOST_MAX_DRAFTS));
+  if (num_drafts == 0) return;
+  const std::string given = "num_drafts is " + std::to_string(num_drafts);
+  require(!overlap, given + " with overlap: which rows the next step has is known only when this one is verified");
+  require(executor.tp_size == 1, given + " with tp_size " + std::to_string(executor.tp_size) +
+                                     ": the other ranks' workers load no draft");
+  require(executor.limits.max_num_tokens > num_drafts,
+          given + ", so that a request has " + std::to_string(1 + num_drafts) + " rows, max_num_tokens is " +
+              std::to_string(executor.limits.max_num_tokens));
+  executor.limits.max_decode_query_len = 1 + num_drafts;
+  executor.keep_hidden = 1;
 }
 
 }  // namespace trunnion::serving

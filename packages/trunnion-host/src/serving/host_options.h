@@ -24,9 +24,11 @@ struct HostOptions {
   std::string trace_file;           // or empty
   trn_kv_events_of kv_events_of;    // or nullptr
   void* kv_events_context;
+  int32_t num_drafts;               // per request and step; 0 = no draft model
   trn_create_options executor;  // its strings are the ones below
 
  private:
+  void read_drafts();
   std::string model_, hardware_, dtype_, tp_init_method_;
 };
 

@@ -26,6 +26,24 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
+std::vector<std::pair<std::string, uint64_t>> eager_reasons(Executor& executor, const trn_executor_stats& figures) {
+  std::vector<std::pair<std::string, uint64_t>> reasons;
+  for (uint64_t i = 0; i < figures.num_eager_reasons; ++i) {
+    reasons.push_back(executor.eager_reason(static_cast<int32_t>(i)));
+  }
+  return reasons;
+}
+
+void write_reasons(std::ostream& json, const std::vector<std::pair<std::string, uint64_t>>& reasons) {
+  for (size_t i = 0; i < reasons.size(); ++i) {
+    json << (i == 0 ? "" : ", ") << '"' << escaped(reasons[i].first) << "\": " << reasons[i].second;
+  }
+}
+
+void write_array(std::ostream& json, const uint64_t* values, int32_t count) {
+  for (int32_t i = 0; i < count; ++i) json << (i == 0 ? "" : ", ") << values[i];
+}
+
 }  // namespace
 
 void HostStats::read(const KvCache& cache) {
@@ -64,8 +82,15 @@ trn_executor_stats HostStats::read(Executor& executor) {
   totals.kv_event_steps = figures.kv_event_steps;
   if (totals.eager_steps == figures.eager_steps) return figures;
   totals.eager_steps = figures.eager_steps;
-  eager.resize(figures.num_eager_reasons);
-  for (size_t i = 0; i < eager.size(); ++i) eager[i] = executor.eager_reason(static_cast<int32_t>(i));
+  eager = eager_reasons(executor, figures);
+  return figures;
+}
+
+trn_executor_stats HostStats::read_draft(Executor& executor) {
+  const trn_executor_stats figures = executor.stats();
+  totals.draft_replays = figures.replays;
+  if (totals.draft_eager_steps != figures.eager_steps) draft_eager = eager_reasons(executor, figures);
+  totals.draft_eager_steps = figures.eager_steps;
   return figures;
 }
 
@@ -96,10 +121,19 @@ std::string HostStats::to_json() const {
        << ", \"dropped_rows\": " << totals.dropped_rows
        << ", \"plan_calls\": " << totals.plan_calls << ", \"plan_seconds\": " << totals.plan_seconds
        << ", \"python_seconds\": " << totals.python_seconds << ", \"kv_event_steps\": " << totals.kv_event_steps
-       << ", \"eager\": {";
-  for (size_t i = 0; i < eager.size(); ++i) {
-    json << (i == 0 ? "" : ", ") << '"' << escaped(eager[i].first) << "\": " << eager[i].second;
-  }
+       << ", \"num_drafts\": " << totals.num_drafts
+       << ", \"verify_steps\": " << totals.verify_steps << ", \"draft_steps\": " << totals.draft_steps
+       << ", \"failed_draft_steps\": " << totals.failed_draft_steps
+       << ", \"drafted_tokens\": " << totals.drafted_tokens << ", \"accepted_tokens\": " << totals.accepted_tokens
+       << ", \"draft_replays\": " << totals.draft_replays << ", \"draft_eager_steps\": " << totals.draft_eager_steps
+       << ", \"drafted_at\": [";
+  write_array(json, totals.drafted_at, totals.num_drafts);
+  json << "], \"accepted_at\": [";
+  write_array(json, totals.accepted_at, totals.num_drafts);
+  json << "], \"eager\": {";
+  write_reasons(json, eager);
+  json << "}, \"draft_eager\": {";
+  write_reasons(json, draft_eager);
   json << "}, \"groups\": [";
   for (size_t g = 0; g < groups.size(); ++g) {
     json << (g == 0 ? "" : ", ") << "{\"kind\": \"" << kind_name(groups[g].kind)

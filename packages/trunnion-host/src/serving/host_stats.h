@@ -23,13 +23,16 @@ struct HostStats {
   trn_host_stats totals{};
   std::vector<GroupStats> groups;
   std::string prefix_caching_off_reason;  // "" when it is on
-  std::vector<std::pair<std::string, uint64_t>> eager;  // reason, steps
+  std::vector<std::pair<std::string, uint64_t>> eager;        // reason, steps
+  std::vector<std::pair<std::string, uint64_t>> draft_eager;  // of the draft
 
   // Read the pools' figures.
   void read(const KvCache& cache);
   void read(const ImageRows& images);
   // Read what the executor counts, and return it; on its thread.
   trn_executor_stats read(Executor& executor);
+  // The same of its draft.
+  trn_executor_stats read_draft(Executor& executor);
   std::string to_json() const;
 };
 

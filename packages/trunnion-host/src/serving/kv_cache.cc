@@ -12,6 +12,7 @@ KvCache::KvCache(std::vector<CacheGroup> groups, std::span<const int32_t> num_bl
   for (size_t g = 0; g < groups_.size(); ++g) {
     pools_.emplace_back(num_blocks[g]);
     if (!groups_[g].recurrent()) block_size_ = groups_[g].block_size;
+    has_draft_ = has_draft_ || groups_[g].draft;
   }
 }
 
@@ -61,7 +62,15 @@ int32_t KvCache::widest_chunk(int32_t num_computed, int32_t wanted) const {
   return static_cast<int32_t>(chunk);
 }
 
-int32_t KvCache::match(std::span<const BlockKey> keys, int32_t num_tokens) const {
+BlockKey KvCache::name(size_t group, std::span<const BlockKey> keys, std::span<const int32_t> tokens,
+                       int32_t block) const {
+  const auto index = static_cast<size_t>(block);
+  return groups_[group].draft ? chain(keys[index], tokens.subspan((index + 1) * static_cast<size_t>(block_size_), 1))
+                              : keys[index];
+}
+
+int32_t KvCache::match(std::span<const BlockKey> keys, std::span<const int32_t> tokens) const {
+  const auto num_tokens = static_cast<int32_t>(tokens.size());
   if (!prefix_caching_ || num_tokens <= 1) return 0;
   const int32_t most = std::min(static_cast<int32_t>(keys.size()), (num_tokens - 1) / block_size_);
   // First block of the unbroken run of cached blocks that ends at the current one, per group.
@@ -70,7 +79,7 @@ int32_t KvCache::match(std::span<const BlockKey> keys, int32_t num_tokens) const
   for (int32_t block = 0; block < most; ++block) {
     bool reusable = true;
     for (size_t g = 0; g < groups_.size(); ++g) {
-      const bool cached = pools_[g].find(keys[block]) != 0;
+      const bool cached = pools_[g].find(name(g, keys, tokens, block)) != 0;
       if (!cached && groups_[g].window == 0) return matched;
       if (!cached) run_begin[g] = block + 1;
       reusable = reusable && run_begin[g] <= first_visible_block(groups_[g], (block + 1) * block_size_) && cached;
@@ -80,7 +89,8 @@ int32_t KvCache::match(std::span<const BlockKey> keys, int32_t num_tokens) const
   return matched;
 }
 
-void KvCache::adopt(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_blocks) {
+void KvCache::adopt(RequestBlocks& blocks, std::span<const BlockKey> keys, std::span<const int32_t> tokens,
+                    int32_t num_blocks) {
   assert(blocks.groups.empty() && "only a request that holds nothing adopts a prefix");
   blocks.groups.resize(groups_.size());
   blocks.num_published = num_blocks;
@@ -88,7 +98,7 @@ void KvCache::adopt(RequestBlocks& blocks, std::span<const BlockKey> keys, int32
     GroupBlocks& held = blocks.groups[g];
     held.num_dropped = first_visible_block(groups_[g], num_blocks * block_size_);
     for (int32_t j = held.num_dropped; j < num_blocks; ++j) {
-      const int32_t block = pools_[g].find(keys[j]);
+      const int32_t block = pools_[g].find(name(g, keys, tokens, j));
       assert(block != 0 && "match() found it");
       pools_[g].acquire(block);
       held.blocks.push_back(block);
@@ -122,16 +132,29 @@ bool KvCache::reserve(RequestBlocks& blocks, int32_t num_computed, int32_t num_t
   return true;
 }
 
-void KvCache::publish(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_computed) {
+int32_t KvCache::capacity(const RequestBlocks& blocks) const {
+  int64_t tokens = std::numeric_limits<int32_t>::max();
+  for (size_t g = 0; g < blocks.groups.size(); ++g) {
+    const GroupBlocks& held = blocks.groups[g];
+    if (!groups_[g].recurrent()) tokens = std::min(tokens, (held.num_dropped + std::ssize(held.blocks)) * block_size_);
+  }
+  return static_cast<int32_t>(tokens);
+}
+
+void KvCache::publish(RequestBlocks& blocks, std::span<const BlockKey> keys, std::span<const int32_t> tokens,
+                      int32_t num_computed) {
   if (!prefix_caching_) return;
-  const int32_t num_full = std::min(static_cast<int32_t>(keys.size()), num_computed / block_size_);
+  // A draft's block has no name before the token after it is known.
+  const int32_t num_named = static_cast<int32_t>(tokens.size()) - (has_draft_ ? 1 : 0);
+  const int32_t num_full =
+      std::min(static_cast<int32_t>(keys.size()), std::min(num_computed, num_named) / block_size_);
   for (; blocks.num_published < num_full; ++blocks.num_published) {
     const int32_t index = blocks.num_published;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const GroupBlocks& held = blocks.groups[g];
       if (index < held.num_dropped) continue;
       const int32_t block = held.blocks[index - held.num_dropped];
-      pools_[g].publish(block, keys[index]);
+      pools_[g].publish(block, name(g, keys, tokens, index));
       fresh_.emplace_back(g, block);
     }
   }

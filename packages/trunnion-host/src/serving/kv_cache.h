@@ -1,4 +1,4 @@
-// The cache groups of one executor seen together: what a request holds in each, and which prefixes can be reused.
+// The cache groups of one executor, and of its draft, seen together: what a request holds in each, and which prefixes can be reused.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,8 @@ struct CacheGroup {
   int32_t max_blocks_per_seq = 0;  // of a recurrent group: states
   int32_t window = 0;  // 0 = all
   int64_t bytes_per_block = 0;
+  // Of a draft, whose cache holds at a position the token after it: a block depends on one token more than it covers.
+  bool draft = false;
 
   bool recurrent() const { return kind == TRN_CACHE_RECURRENT; }
 };
@@ -53,20 +55,24 @@ class KvCache {
   int32_t widest_chunk(int32_t num_computed, int32_t wanted) const;
 
   // Leading full blocks that need not be computed again: the longest prefix that every group still has. At least one of
-  // the `num_tokens` tokens is left to compute.
-  int32_t match(std::span<const BlockKey> keys, int32_t num_tokens) const;
+  // `tokens`, whose keys these are, is left to compute.
+  int32_t match(std::span<const BlockKey> keys, std::span<const int32_t> tokens) const;
   // Hold what match() found; `blocks` must be empty.
-  void adopt(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_blocks);
+  void adopt(RequestBlocks& blocks, std::span<const BlockKey> keys, std::span<const int32_t> tokens,
+             int32_t num_blocks);
 
   // Drop what lies before the windows, then hold blocks for tokens [num_computed, num_computed + num_tokens). False,
   // and nothing more held, when a group has too few free blocks.
   bool reserve(RequestBlocks& blocks, int32_t num_computed, int32_t num_tokens);
+  // Tokens, from the first on, that the held blocks have room for.
+  int32_t capacity(const RequestBlocks& blocks) const;
   // Forget which blocks were published so far: retract() goes back to here.
   void mark() { fresh_.clear(); }
   // What was published since mark() was never computed: make it findable no more.
   void retract();
-  // Make the full blocks among the first `num_computed` tokens findable.
-  void publish(RequestBlocks& blocks, std::span<const BlockKey> keys, int32_t num_computed);
+  // Make the full blocks among the first `num_computed` of `tokens` findable.
+  void publish(RequestBlocks& blocks, std::span<const BlockKey> keys, std::span<const int32_t> tokens,
+               int32_t num_computed);
   // Make none of the held blocks findable.
   void unpublish(const RequestBlocks& blocks);
   void release(RequestBlocks& blocks);
@@ -75,11 +81,16 @@ class KvCache {
  private:
   int32_t first_visible_block(const CacheGroup& group, int32_t position) const;
   int32_t blocks_for(const CacheGroup& group, int32_t num_tokens) const;
+  // The name of a block in one group. A draft's cache holds at a position the token after it, so that a draft's block
+  // is named by the first token of the next one, too: what match() finds was made for these tokens, last position
+  // included, and no block of a hit has to be given up.
+  BlockKey name(size_t group, std::span<const BlockKey> keys, std::span<const int32_t> tokens, int32_t block) const;
 
   std::vector<CacheGroup> groups_;
   std::vector<BlockPool> pools_;
   std::vector<std::pair<size_t, int32_t>> fresh_;  // (group, block) published since mark()
   bool prefix_caching_;
+  bool has_draft_ = false;
   int32_t block_size_ = 0;
 };
 

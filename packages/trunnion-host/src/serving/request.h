@@ -32,6 +32,11 @@ struct Request {
   bool token_pending = false;   // the last of `tokens` stands for one that the running step will sample
   bool paused = false;          // its consumer is behind
   bool failed_before = false;   // a FAILED step since the last token
+  std::vector<int32_t> drafts;  // for the tokens after the newest; not sampled yet
+  int32_t num_accepted = 1;     // column of its recurrent states to start from, counted from 1
+  // A draft step with it has failed, so that the draft's cache lacks rows of it: until it is computed anew it drafts
+  // nothing, and its blocks are not for others.
+  bool undrafted = false;
   int32_t num_cached_tokens = -1;
   int32_t num_preemptions = 0;
 
@@ -47,6 +52,19 @@ struct Request {
   void drop_pending() {
     if (token_pending) tokens.pop_back();
     token_pending = false;
+  }
+  // The token at a position, drafts included; 0 beyond them.
+  int32_t token_at(int32_t position) const {
+    if (position < num_tokens()) return tokens[static_cast<size_t>(position)];
+    const auto draft = static_cast<size_t>(position - num_tokens());
+    return draft < drafts.size() ? drafts[draft] : 0;
+  }
+  // Its blocks are gone, and with them what was known of its caches.
+  void forget_caches() {
+    num_computed = 0;
+    drafts.clear();
+    num_accepted = 1;
+    undrafted = false;
   }
   bool stops_at(int32_t id) const { return std::binary_search(stop_ids.begin(), stop_ids.end(), id); }
 };

@@ -48,7 +48,7 @@ void Scheduler::recompute(Request& request) {
 void Scheduler::give_back(Request& request) {
   cache_.release(request.blocks);
   images_.release(request);
-  request.num_computed = 0;
+  request.forget_caches();
 }
 
 const std::vector<BatchEntry>& Scheduler::schedule() {
@@ -58,11 +58,14 @@ const std::vector<BatchEntry>& Scheduler::schedule() {
   rows_left_ = limits_.max_logits_rows;
   const uint64_t preemptions_before = num_preemptions_;
   refresh_paused();
+  verifying_ = std::any_of(running_.begin(), running_.end(),
+                           [](const Request* request) { return !request->paused && !request->drafts.empty(); });
   if (schedule_suspect()) return batch_;
   schedule_running(true);
   schedule_running(false);
   // What a preemption has just freed belongs to the requests that run, not to the next one in line.
   if (num_preemptions_ == preemptions_before) schedule_waiting();
+  if (verifying_) make_decodes_uniform();
   std::stable_partition(batch_.begin(), batch_.end(), [](const BatchEntry& entry) { return entry.is_decode; });
   return batch_;
 }
@@ -95,10 +98,41 @@ void Scheduler::schedule_running(bool decodes) {
   order_ = running_;
   for (Request* request : order_) {
     if (request->paused || request->decoding() != decodes || !contains(running_, *request)) continue;
+    if (verifying_ && decodes && schedule_verification(*request)) continue;
     const int32_t wanted = next_chunk(*request);
     if (wanted == 0) continue;
     const int32_t chunk = reserve(*request, wanted);
     if (chunk > 0) schedule_chunk(*request, chunk);
+  }
+}
+
+bool Scheduler::schedule_verification(Request& request) {
+  const int32_t rows = 1 + num_drafts_;
+  if (static_cast<int32_t>(batch_.size()) >= limits_.max_num_seqs || tokens_left_ < rows || rows_left_ < 1) return false;
+  if (request.num_computed + rows > limits_.max_model_len) return false;
+  if (cache_.widest_chunk(request.num_computed, rows) < rows || !reserve_ahead(request, rows)) return false;
+  const int32_t may_output = request.max_total_tokens - request.num_tokens();
+  const int32_t num_drafts =
+      std::min({static_cast<int32_t>(request.drafts.size()), may_output - 1, rows_left_ - 1});
+  add_entry({.request = &request, .num_tokens = rows, .wants_logits = true, .is_decode = true,
+             .begin = request.num_computed, .num_real = 1 + num_drafts, .num_drafts = num_drafts});
+  return true;
+}
+
+bool Scheduler::reserve_ahead(Request& request, int32_t num_tokens) {
+  const int32_t longest = std::min(num_tokens + num_drafts_ - 1, limits_.max_model_len - request.num_computed);
+  const int32_t ahead = cache_.widest_chunk(request.num_computed, longest);
+  return cache_.reserve(request.blocks, request.num_computed, ahead) ||
+         cache_.reserve(request.blocks, request.num_computed, num_tokens);
+}
+
+void Scheduler::make_decodes_uniform() {
+  const bool drafted =
+      std::any_of(batch_.begin(), batch_.end(), [](const BatchEntry& entry) { return entry.num_drafts > 0; });
+  for (BatchEntry& entry : batch_) {
+    if (!entry.is_decode) continue;
+    if (drafted) entry.is_decode = entry.num_tokens > 1;
+    else entry.num_tokens = entry.num_real = 1;
   }
 }
 
@@ -114,8 +148,8 @@ Scheduler::Admitted Scheduler::admit(Request& request) {
   const auto active = std::count_if(running_.begin(), running_.end(), [](const Request* r) { return !r->paused; });
   if (active >= limits_.max_num_seqs || widest_chunk(request) == 0) return Admitted::kNo;
   if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
-  const int32_t num_hit = cache_.match(request.keys, request.num_tokens());
-  cache_.adopt(request.blocks, request.keys, num_hit);
+  const int32_t num_hit = cache_.match(request.keys, request.tokens);
+  cache_.adopt(request.blocks, request.keys, request.tokens, num_hit);
   request.num_computed = num_hit * cache_.block_size();
 
   int32_t chunk = images_.must_queue(request) ? 0 : next_chunk(request);
@@ -190,16 +224,21 @@ void Scheduler::unschedule(const Request& request) {
                                   [&](const BatchEntry& entry) { return entry.request == &request; });
   if (found == batch_.end()) return;
   tokens_left_ += found->num_tokens;
-  rows_left_ += found->wants_logits;
+  rows_left_ += found->num_logits();
   batch_.erase(found);
 }
 
 void Scheduler::schedule_chunk(Request& request, int32_t chunk) {
   const bool wants_logits = chunk == request.num_uncomputed();
-  batch_.push_back({&request, chunk, wants_logits, request.decoding()});
-  batch_.back().encodes = images_.take(request, chunk);
-  tokens_left_ -= chunk;
-  rows_left_ -= wants_logits;
+  if (wants_logits && num_drafts_ > 0) reserve_ahead(request, chunk);
+  add_entry({.request = &request, .num_tokens = chunk, .wants_logits = wants_logits, .is_decode = request.decoding(),
+             .encodes = images_.take(request, chunk), .begin = request.num_computed, .num_real = chunk});
+}
+
+void Scheduler::add_entry(const BatchEntry& entry) {
+  batch_.push_back(entry);
+  tokens_left_ -= entry.num_tokens;
+  rows_left_ -= entry.num_logits();
 }
 
 void Scheduler::complete(const std::vector<BatchEntry>& batch) {
@@ -207,12 +246,44 @@ void Scheduler::complete(const std::vector<BatchEntry>& batch) {
   for (const BatchEntry& entry : batch) {
     if (entry.request == nullptr) continue;
     Request& request = *entry.request;
-    request.num_computed += entry.num_tokens;
+    request.num_computed += entry.num_real - entry.num_drafts;
+    request.num_accepted = 1;
     assert(request.num_computed <= request.num_tokens() && "computed more tokens than there are");
     images_.release_computed(request);
-    if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
-    cache_.publish(request.blocks, request.keys, request.num_computed);
+    // With a draft not before it has followed, in complete_drafts().
+    if (num_drafts_ == 0) publish(request);
   }
+}
+
+void Scheduler::complete_drafts(const std::vector<BatchEntry>& followed) {
+  for (const BatchEntry& entry : followed) publish(*entry.request);
+}
+
+void Scheduler::publish(Request& request) {
+  if (request.undrafted) return;
+  if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
+  cache_.publish(request.blocks, request.keys, request.tokens, request.num_computed);
+}
+
+void Scheduler::accept(Request& request, int32_t num_accepted) {
+  request.num_computed += num_accepted;
+  request.num_accepted = 1 + num_accepted;
+  assert(request.num_uncomputed() == 1 && "all but the newest token have been computed");
+}
+
+void Scheduler::undraft(Request& request) {
+  cache_.unpublish(request.blocks);
+  request.drafts.clear();
+  request.undrafted = true;
+}
+
+int32_t Scheduler::num_drafts_for(const Request& request) const {
+  // There would be no room for the rows of a verification.
+  if (!request.decoding() || request.num_computed + 1 + num_drafts_ > limits_.max_model_len) return 0;
+  const int32_t may_output = request.max_total_tokens - request.num_tokens();
+  // The first comes from a row that is there already; each other one takes a place in the draft's cache.
+  const int32_t room = cache_.capacity(request.blocks) - request.num_computed + 1;
+  return std::clamp(std::min(may_output - 1, room), 0, num_drafts_);
 }
 
 void Scheduler::expect(const std::vector<BatchEntry>& batch, bool all_end) {

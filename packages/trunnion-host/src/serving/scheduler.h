@@ -13,15 +13,23 @@ namespace trunnion::serving {
 
 struct BatchEntry {
   Request* request = nullptr;
-  int32_t num_tokens = 0;   // from request->num_computed on
+  int32_t num_tokens = 0;   // rows, from position `begin` on
   bool wants_logits = false;  // the chunk reaches the newest token
   bool is_decode = false;
   bool is_admitted = false;  // it may have adopted blocks of other requests in this step
   int32_t encodes = -1;      // the image of the request that this step encodes, or none
+  int32_t begin = 0;
+  int32_t num_real = 0;    // leading rows; the others are placeholders, which fill a decode up to its uniform length
+  int32_t num_drafts = 0;  // the last of the real rows; they want logits, as the row before them
+  int32_t source_row = 0;  // of a draft: the row whose hidden state its first row takes
+
+  int32_t num_logits() const { return wants_logits ? 1 + num_drafts : 0; }
 };
 
-// Decodes first, then prompts; both in order of arrival. A preempted request gives its blocks back and computes its
-// tokens, output included, anew. A request whose consumer is behind is not scheduled, and is the first to be preempted.
+// Decodes first, then prompts; both in order of arrival. With drafts in the step each decode has max_decode_query_len
+// rows: its newest token, its drafts, placeholders; who has no room for so many runs one row, as a prompt would. A
+// preempted request gives its blocks back and computes its tokens, output included, anew. A request whose consumer is
+// behind is not scheduled, and is the first to be preempted.
 // A chunk stops before an image that the encoder pool has no rows for now; others go on.
 class Scheduler {
  public:
@@ -36,11 +44,22 @@ class Scheduler {
 
   // A step that was planned never runs: what it was to encode is not encoded.
   void forget(const BatchEntry& entry) { images_.forget(*entry.request, entry.encodes); }
+  // Blocks are reserved ahead for the draft's own steps, where there are enough. 0 = nobody drafts.
+  void set_num_drafts(int32_t num_drafts) { num_drafts_ = num_drafts; }
 
   // The next step, decodes first; empty when no request can run now. Valid until the next call.
   const std::vector<BatchEntry>& schedule();
   // A batch has run, or will have before the next one: advance and publish. To be called before tokens are appended.
   void complete(const std::vector<BatchEntry>& batch);
+  // So many of its drafts in the step were right and are its tokens now.
+  void accept(Request& request, int32_t num_accepted);
+  // The draft has followed these requests: publish what both caches hold. A request that ended before has nothing more
+  // to publish.
+  void complete_drafts(const std::vector<BatchEntry>& followed);
+  // A draft step with it has gone wrong.
+  void undraft(Request& request);
+  // How many tokens to draft for a request whose newest token has just been sampled.
+  int32_t num_drafts_for(const Request& request) const;
   // To plan ahead of a batch's samples: requests that go on get a token to stand for theirs, those that end whatever it
   // is (all, if `all_end`) give back their blocks.
   void expect(const std::vector<BatchEntry>& batch, bool all_end);
@@ -60,6 +79,11 @@ class Scheduler {
   bool schedule_suspect();
   void schedule_running(bool decodes);
   void schedule_waiting();
+  // True if the request is in the step with a verification's rows.
+  bool schedule_verification(Request& request);
+  // Drafts are a luxury: nobody is preempted for the blocks that they take ahead.
+  bool reserve_ahead(Request& request, int32_t num_tokens);
+  void make_decodes_uniform();
   enum class Admitted { kYes, kNo, kWithoutRows };
   Admitted admit(Request& request);
   // Drop everything that is held, as if nothing were computed.
@@ -74,6 +98,8 @@ class Scheduler {
   void preempt(Request& victim);
   void unschedule(const Request& request);
   void schedule_chunk(Request& request, int32_t chunk);
+  void add_entry(const BatchEntry& entry);
+  void publish(Request& request);
 
   const trn_limits limits_;
   KvCache& cache_;
@@ -83,6 +109,8 @@ class Scheduler {
   std::vector<Request*> order_;              // scratch: running_ changes under preemption
   std::vector<BatchEntry> batch_;
   int32_t tokens_left_ = 0, rows_left_ = 0;
+  int32_t num_drafts_ = 0;
+  bool verifying_ = false;  // a request that could run has drafts
   uint64_t num_preemptions_ = 0, prefix_hit_tokens_ = 0;
 };
 

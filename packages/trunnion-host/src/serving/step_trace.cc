@@ -64,7 +64,7 @@ void StepTrace::step(const StepTimes& times, const Plan& plan, const HostStats& 
   file_->span("build inputs", track, plan.build_ns, plan.ready_ns, {{"step", number}});
   file_->span("execute", kLoopTrack, times.execute, times.sample);
   execute_parts(times, executor);
-  file_->span("sample", kLoopTrack, times.sample, times.publish);
+  file_->span("sample", kLoopTrack, times.sample, times.draft);
   file_->span("publish", kLoopTrack, times.publish, times.end);
   file_->counter("requests", times.end, {{"running", totals.running}, {"waiting", totals.waiting}});
   if (totals.encoder_rows_total > 0) file_->counter("encoder rows", times.end, {{"used", totals.encoder_rows_used}});
@@ -79,6 +79,11 @@ void StepTrace::execute_parts(const StepTimes& times, const trn_executor_stats& 
   part("gil wait", executor.last_gil_begin_ns, executor.last_gil_end_ns);
   part("python", executor.last_python_begin_ns, executor.last_python_end_ns);
   part("plan", executor.last_plan_begin_ns, executor.last_plan_end_ns);
+}
+
+void StepTrace::drafts(const std::vector<std::pair<int64_t, int64_t>>& spans) {
+  if (!on()) return;
+  for (const auto& [begin, end] : spans) file_->span("draft execute", kLoopTrack, begin, end);
 }
 
 void StepTrace::flush() {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "serving/host_stats.h"
 #include "serving/plan.h"
@@ -21,7 +23,7 @@ inline int64_t now_ns() {
 
 // When a step and its parts on the loop thread began; each ends where the next begins.
 struct StepTimes {
-  int64_t begin = 0, execute = 0, sample = 0, publish = 0, end = 0;
+  int64_t begin = 0, execute = 0, sample = 0, draft = 0, publish = 0, end = 0;
 };
 
 // Every method does nothing when there is no file.
@@ -37,6 +39,8 @@ class StepTrace {
   void finished(const Request& request, int32_t reason);
   // `stats` are those after the step, `executor` what it says of the last execute.
   void step(const StepTimes& times, const Plan& plan, const HostStats& stats, const trn_executor_stats& executor);
+  // When the draft's executes of the step began and ended.
+  void drafts(const std::vector<std::pair<int64_t, int64_t>>& spans);
   void flush();
 
  private:

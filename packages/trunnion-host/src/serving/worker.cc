@@ -19,6 +19,28 @@ const char* off_reason(const HostOptions& options, const std::vector<CacheGroup>
   return "";
 }
 
+// The draft's groups behind the target's: all blocks of a request come and go together.
+void add_draft_groups(std::vector<CacheGroup>& groups, std::span<const trn_cache_group_spec> specs,
+                      int32_t max_model_len) {
+  for (CacheGroup group : read_groups(specs, max_model_len)) {
+    group.draft = true;
+    const auto same = [&](const CacheGroup& other) { return other.recurrent() || other.block_size == group.block_size; };
+    if (!std::all_of(groups.begin(), groups.end(), same)) {
+      throw std::invalid_argument("the draft's block_size is " + std::to_string(group.block_size) +
+                                  ", its target's is another: expected one size");
+    }
+    groups.push_back(group);
+  }
+}
+
+// Two JSON objects as one.
+std::string with_draft(std::string report, const std::string& draft_report) {
+  const size_t end = report.rfind('}');
+  if (end == std::string::npos) return report;
+  const bool empty = report.find_first_not_of(" {") == end;
+  return report.replace(end, 1, (empty ? "\"draft\": " : ", \"draft\": ") + draft_report + "}");
+}
+
 }  // namespace
 
 Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Watchdog& watchdog,
@@ -33,14 +55,18 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
       model_info_(executor_.model_info()),
       sampler_(model_info_.vocab_size),
       planner_(options.overlap, [this] { plan_ahead(); }) {
-  if (options.executor.limits.max_encoder_rows > 0 && model_info_.encoder_patch_dim == 0) {
-    throw std::invalid_argument("max_encoder_rows is " + std::to_string(options.executor.limits.max_encoder_rows) +
+  const trn_limits& limits = options.executor.limits;
+  if (limits.max_encoder_rows > 0 && model_info_.encoder_patch_dim == 0) {
+    throw std::invalid_argument("max_encoder_rows is " + std::to_string(limits.max_encoder_rows) +
                                 ", and this model takes no images: expected 0");
   }
-  const auto specs = executor_.kv_cache_spec();
-  const auto groups = read_groups(specs, options.executor.limits.max_model_len);
+  auto groups = read_groups(executor_.kv_cache_spec(), limits.max_model_len);
+  if (options.num_drafts > 0) {
+    drafter_.emplace(options, executor_, watchdog);
+    add_draft_groups(groups, drafter_->kv_cache_spec(), limits.max_model_len);
+  }
   const auto num_blocks = size_groups(groups, options);
-  warm_up_report_ = workers_.start(executor_, options.executor.limits, num_blocks);
+  warm_up_report_ = workers_.start(executor_, limits, {num_blocks.begin(), num_blocks.begin() + model_info_.num_groups});
   for (int32_t set = 0; set < model_info_.num_buffer_sets; ++set) buffers_.push_back(executor_.input_buffers(set));
 
   stats_.prefix_caching_off_reason = off_reason(options, groups);
@@ -48,9 +74,14 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
   stats_.totals.prefix_caching = stats_.prefix_caching_off_reason.empty();
   for (size_t g = 0; g < groups.size(); ++g) stats_.totals.kv_bytes += groups[g].bytes_per_block * num_blocks[g];
   cache_.emplace(groups, num_blocks, stats_.totals.prefix_caching != 0);
-  admission_.emplace(options.executor.limits, model_info_, *cache_);
-  scheduler_.emplace(options.executor.limits, *cache_, hub_);
-  builder_.emplace(cache_->groups(), model_info_);
+  admission_.emplace(limits, model_info_, *cache_);
+  scheduler_.emplace(limits, *cache_, hub_);
+  builder_.emplace(cache_->groups().first(static_cast<size_t>(model_info_.num_groups)), model_info_);
+  if (drafter_) {
+    warm_up_report_ = with_draft(warm_up_report_, drafter_->start(cache_->groups(), num_blocks));
+    scheduler_->set_num_drafts(options.num_drafts);
+    stats_.totals.num_drafts = options.num_drafts;
+  }
   flush();
 }
 
@@ -98,15 +129,19 @@ bool Worker::step() {
   stats_.totals.overlapped_steps += current_.ahead;
   stats_.totals.dropped_rows += static_cast<uint64_t>(current_.num_dropped_rows());
   ++stats_.totals.steps;
+  const uint64_t accepted_before = stats_.totals.accepted_tokens;
   times.execute = now_ns();
   const Outcome outcome = execute(current_.batch);
   times.sample = now_ns();
   conclude(outcome);
+  times.draft = now_ns();
+  if (drafter_) drafter_->propose(followed_, *scheduler_, stats_);
   times.publish = now_ns();
-  count_step(static_cast<double>(times.publish - times.begin) * 1e-9, current_.batch);
+  count_step(static_cast<double>(times.publish - times.begin) * 1e-9, current_.batch, accepted_before);
   flush();
   times.end = now_ns();
   trace_.step(times, current_, stats_, executor_stats_);
+  if (drafter_) trace_.drafts(drafter_->spans());
   trace_.flush();
   return true;
 }
@@ -157,6 +192,7 @@ void Worker::fill_in_tokens() {
 }
 
 void Worker::conclude(const Outcome& outcome) {
+  followed_.clear();
   if (outcome.output) {
     if (!options_.overlap) scheduler_->complete(current_.entries);
     scheduler_->images().count_encoded(current_.batch.num_encoder_items);
@@ -222,23 +258,55 @@ void Worker::sample_all(const trn_forward_output& output) {
   if (output.pooled != nullptr) return embed_all(output);
   const auto vocab_size = static_cast<size_t>(model_info_.vocab_size);
   const float* row = output.logits;
+  int32_t step_row = 0;
   for (const BatchEntry& entry : current_.entries) {
-    if (!entry.wants_logits) continue;
-    if (entry.request == nullptr) {
-      row += vocab_size;
-      continue;
-    }
-    Request& request = *entry.request;
-    request.drop_pending();
-    const bool may_stop = request.num_outputs() >= request.sampling.min_tokens;
-    const std::span<const int32_t> banned = may_stop ? std::span<const int32_t>{} : request.stop_ids;
-    const auto position = static_cast<uint64_t>(request.num_tokens());
-    take(request, sampler_.sample({row, vocab_size}, request.sampling, position, banned));
-    row += vocab_size;
+    const size_t size = vocab_size * static_cast<size_t>(entry.num_logits());
+    if (entry.request != nullptr) sample_rows(entry, {row, size}, step_row);
+    row += size;
+    step_row += entry.num_tokens;
   }
 }
 
-void Worker::take(Request& request, Sample sample) {
+void Worker::sample_rows(const BatchEntry& entry, std::span<const float> rows, int32_t step_row) {
+  const auto vocab_size = static_cast<size_t>(model_info_.vocab_size);
+  Request& request = *entry.request;
+  int32_t num_right = 0;
+  bool right = entry.wants_logits;
+  if (right) {
+    request.drop_pending();
+    drafts_.swap(request.drafts);
+    request.drafts.clear();
+  }
+  while (right) {
+    const bool may_stop = request.num_outputs() >= request.sampling.min_tokens;
+    const std::span<const int32_t> banned = may_stop ? std::span<const int32_t>{} : request.stop_ids;
+    const auto position = static_cast<uint64_t>(request.num_tokens());
+    Sample sample = sampler_.sample(rows.subspan(static_cast<size_t>(num_right) * vocab_size, vocab_size),
+                                    request.sampling, position, banned);
+    right = num_right < entry.num_drafts && sample.token_id == drafts_[static_cast<size_t>(num_right)];
+    num_right += right;
+    // What was drafted beyond the end is dropped with the request.
+    if (!take(request, std::move(sample))) return note_drafts(entry.num_drafts, num_right);
+  }
+  note_drafts(entry.num_drafts, num_right);
+  if (entry.num_drafts > 0) scheduler_->accept(request, num_right);
+  if (!drafter_ || request.undrafted) return;
+  BatchEntry& followed = followed_.emplace_back(entry);
+  followed.num_real += num_right - entry.num_drafts;
+  followed.num_drafts = 0;
+  followed.source_row = step_row;
+}
+
+void Worker::note_drafts(int32_t num_drafts, int32_t num_right) {
+  stats_.totals.drafted_tokens += static_cast<uint64_t>(num_drafts);
+  stats_.totals.accepted_tokens += static_cast<uint64_t>(num_right);
+  for (int32_t i = 0; i < num_drafts; ++i) {
+    ++stats_.totals.drafted_at[i];
+    stats_.totals.accepted_at[i] += i < num_right;
+  }
+}
+
+bool Worker::take(Request& request, Sample sample) {
   if (sample.error != nullptr) return finish(request, TRN_FINISH_ERROR, sample.error);
   request.failed_before = false;
   if (request.stops_at(sample.token_id)) return finish(request, TRN_FINISH_STOP, "", sample.token_id);
@@ -246,7 +314,7 @@ void Worker::take(Request& request, Sample sample) {
   ++stats_.totals.output_tokens;
   trace_.sampled(request, now_ns());
   tokens_out_.emplace_back(request.channel, TokenEvent{sample.token_id, sample.logprob, std::move(sample.top)});
-  if (request.num_tokens() >= request.max_total_tokens) finish(request, TRN_FINISH_LENGTH);
+  return request.num_tokens() < request.max_total_tokens || finish(request, TRN_FINISH_LENGTH);
 }
 
 void Worker::embed_all(const trn_forward_output& output) {
@@ -266,15 +334,19 @@ void Worker::embed_all(const trn_forward_output& output) {
   }
 }
 
-void Worker::count_step(double seconds, const trn_forward_batch& batch) {
-  const int32_t num_prefill = batch.num_tokens - batch.num_decodes;
-  stats_.totals.decode_tokens += static_cast<uint64_t>(batch.num_decodes);
+void Worker::count_step(double seconds, const trn_forward_batch& batch, uint64_t accepted_before) {
+  const int32_t num_rows = batch.num_decodes * batch.decode_query_len;
+  const int32_t num_prefill = batch.num_tokens - num_rows;
+  // Of a verification only what is kept: tokens per second are those of the output.
+  const uint64_t num_accepted = stats_.totals.accepted_tokens - accepted_before;
+  stats_.totals.verify_steps += batch.decode_query_len > 1;
+  stats_.totals.decode_tokens += static_cast<uint64_t>(batch.num_decodes) + num_accepted;
   stats_.totals.prefill_tokens += static_cast<uint64_t>(num_prefill);
-  stats_.totals.decode_seconds += seconds * batch.num_decodes / batch.num_tokens;
+  stats_.totals.decode_seconds += seconds * num_rows / batch.num_tokens;
   stats_.totals.prefill_seconds += seconds * num_prefill / batch.num_tokens;
 }
 
-void Worker::finish(Request& request, int32_t reason, const std::string& error, int32_t stop_id,
+bool Worker::finish(Request& request, int32_t reason, const std::string& error, int32_t stop_id,
                     std::vector<float> embedding) {
   scheduler_->remove(request);
   next_.forget(request);
@@ -289,10 +361,12 @@ void Worker::finish(Request& request, int32_t reason, const std::string& error, 
                                                           .error = error,
                                                           .embedding = std::move(embedding)});
   requests_.erase(request.id);
+  return false;
 }
 
 void Worker::flush() {
   executor_stats_ = stats_.read(executor_);
+  if (drafter_) drafter_->read(stats_);
   trn_host_stats& totals = stats_.totals;
   totals.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
   totals.preemptions = scheduler_->num_preemptions();

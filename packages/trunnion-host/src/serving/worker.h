@@ -10,6 +10,7 @@
 
 #include "distributed/workers.h"
 #include "serving/admission.h"
+#include "serving/drafter.h"
 #include "serving/event_queue.h"
 #include "serving/host_options.h"
 #include "serving/host_stats.h"
@@ -64,10 +65,15 @@ class Worker {
   void handle_refused(const Outcome& outcome);
   void handle_failed(const std::string& text);
   void sample_all(const trn_forward_output& output);
-  void take(Request& request, Sample sample);
+  // Samples its rows as long as what is sampled is what was drafted; `step_row` is its first row in the step.
+  void sample_rows(const BatchEntry& entry, std::span<const float> rows, int32_t step_row);
+  // False if the request has ended with it, and is gone.
+  bool take(Request& request, Sample sample);
+  void note_drafts(int32_t num_drafts, int32_t num_right);
   void embed_all(const trn_forward_output& output);
-  void count_step(double seconds, const trn_forward_batch& batch);
-  void finish(Request& request, int32_t reason, const std::string& error = "", int32_t stop_id = -1,
+  void count_step(double seconds, const trn_forward_batch& batch, uint64_t accepted_before);
+  // Always false, as take() says of a request that is gone.
+  bool finish(Request& request, int32_t reason, const std::string& error = "", int32_t stop_id = -1,
               std::vector<float> embedding = {});
   // Show the figures first, then send the events: who reads an event finds its effects in the stats.
   void flush();
@@ -79,6 +85,7 @@ class Worker {
   distributed::Workers& workers_;
   StepTrace trace_;
   Executor executor_;
+  std::optional<Drafter> drafter_;  // closed before its target
   const trn_model_info model_info_;
   std::vector<trn_input_buffers> buffers_;
   std::string warm_up_report_;
@@ -89,6 +96,9 @@ class Worker {
   Sampler sampler_;
   std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
   Plan current_, next_;
+  // Entries of the last step whose requests go on, as the draft is to follow them.
+  std::vector<BatchEntry> followed_;
+  std::vector<int32_t> drafts_;  // scratch
   std::vector<std::pair<std::shared_ptr<Channel>, TokenEvent>> tokens_out_;
   std::vector<std::pair<std::shared_ptr<Channel>, FinishEvent>> finishes_out_;
   HostStats stats_;
