@@ -122,6 +122,21 @@ def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
     assert (limits.max_model_len, limits.max_num_seqs, limits.max_num_tokens, limits.max_logits_rows) == (100, 4, 64, 4)
 
 
+def test_drafts_widen_the_limits(cli: Cli, model: Path) -> None:
+    options = generate(cli, model, "One", "Two", "--drafts", "3").host.options
+    limits = options.limits
+    assert (options.num_drafts, limits.max_num_seqs, limits.max_logits_rows) == (3, 2, 8)
+    options = generate(cli, model, "One", "Two", "--drafts", "3", "--max-num-tokens", "6").host.options
+    assert (options.limits.max_num_tokens, options.limits.max_logits_rows) == (6, 6)
+    for given, words in (
+        (["--drafts", "9"], "--drafts must be 0 (off) ... 8, got 9"),
+        (["--drafts", "-1"], "--drafts must be 0 (off) ... 8, got -1"),
+        (["--drafts", "2", "--overlap"], "--drafts 2 with --overlap"),
+    ):
+        outcome = cli("generate", "--model", str(model), "Hi", *given)
+        assert outcome.code == 2 and words in outcome.err
+
+
 def test_threads_are_divided_over_processes(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     for tp, threads in ((1, 6), (2, 3), (4, 1), (8, 1)):

@@ -60,6 +60,7 @@ class HostOptions(ctypes.Structure):
         ("trace_file", c_char_p),
         ("kv_events_of", c_void_p),
         ("kv_events_context", c_void_p),
+        ("num_drafts", c_int32),
     ]
 
 
@@ -210,7 +211,8 @@ def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOpt
             max_num_tokens=config.max_num_tokens,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
-            max_logits_rows=config.max_logits_rows or config.max_num_seqs,
+            max_logits_rows=config.max_logits_rows
+            or min(config.max_num_seqs * (1 + config.num_drafts), max(config.max_num_seqs, config.max_num_tokens)),
             block_size=config.block_size,
             max_encoder_rows=config.max_encoder_rows,
         ),
@@ -243,6 +245,7 @@ def host_options(config: HostConfig, worker_sockets: Sequence[int] = (), init_me
         worker_timeout_s=config.worker_timeout_s,
         overlap=config.overlap,
         trace_file=os.fsencode(config.trace_file) if config.trace_file is not None else None,
+        num_drafts=config.num_drafts,
     )
 
 

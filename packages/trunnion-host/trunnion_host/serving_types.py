@@ -52,7 +52,7 @@ class HostConfig:
     max_num_seqs: int = 16
     max_model_len: int = 2048
     max_logits_rows: int = 0
-    """0 = max_num_seqs."""
+    """0 = max_num_seqs, of 1 + num_drafts rows each as far as max_num_tokens goes."""
     block_size: int = 16
     max_encoder_rows: int = 0
     """Rows of the encoder pool, one for each placeholder token of the images in work; 0 = no images."""
@@ -74,6 +74,8 @@ class HostConfig:
     """Plan the next step while one runs, in the other buffer set."""
     trace_file: str | Path | None = None
     """Where to write a trace of every step, for Perfetto (ui.perfetto.dev); about 1 KB a step."""
+    num_drafts: int = 0
+    """Tokens that the model's draft proposes per step of a request, at most 8; the text is the same. 0 = no drafts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,7 @@ class Stats:
     failed_steps: int
     prefill_tokens: int
     decode_tokens: int
+    """Computed and kept."""
     output_tokens: int
     prefill_seconds: float
     decode_seconds: float
@@ -196,6 +199,24 @@ class Stats:
     """In Python, plans included, the wait for the GIL not."""
     kv_event_steps: int
     """Whose layers waited for and signalled events of the host."""
+    num_drafts: int
+    verify_steps: int
+    """Of `steps`, those with drafts."""
+    draft_steps: int
+    """Executes of the draft."""
+    failed_draft_steps: int
+    """Of these, failed or refused."""
+    drafted_tokens: int
+    """Verified by the model."""
+    accepted_tokens: int
+    """Found right."""
+    draft_replays: int
+    draft_eager_steps: int
+    drafted_at: Sequence[int]
+    """`drafted_tokens` by place: first drafts, second ones, ..."""
+    accepted_at: Sequence[int]
+    draft_eager: Mapping[str, int]
+    """Reason -> draft steps that ran the draft's Python."""
     eager: Mapping[str, int]
     """Reason -> steps that ran the model's Python."""
     groups: tuple[GroupStats, ...]

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "lent_buffers.h"
-#include "null_model.h"
+#include "null_draft.h"
 #include "status.h"
 
 namespace trunnion::executor {
@@ -11,11 +11,14 @@ namespace {
 
 class NullBackend final : public Backend {
  public:
-  NullBackend(const NullOptions& options, const trn_limits& limits)
+  NullBackend(const NullOptions& options, const trn_limits& limits, std::unique_ptr<NullModel> model)
       : options_(options),
-        model_(options, limits),
+        owned_model_(std::move(model)),
+        model_(*owned_model_),
         buffers_(model_.description(), limits),
         kv_events_(cache_layers(model_.description()), false) {}
+
+  const NullModel& model() const { return model_; }
 
   const Description& description() const override { return model_.description(); }
   const BufferSet& buffer_set(std::int32_t index) override { return buffers_.set(index); }
@@ -59,7 +62,8 @@ class NullBackend final : public Backend {
 
  private:
   NullOptions options_;
-  NullModel model_;
+  const std::unique_ptr<NullModel> owned_model_;
+  NullModel& model_;
   LentBuffers buffers_;
   KvEvents kv_events_;
   RunnerCounters counters_{};
@@ -68,10 +72,24 @@ class NullBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Backend*) {
+std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Backend* target) {
   if (options.staging == TRN_STAGING_DEVICE) refuse("staging", "device: the null executor has no device; choices: 0 (host)");
-  if (options.role == TRN_ROLE_DRAFT) refuse("role", "draft: the null executor has no drafts");
-  return std::make_unique<NullBackend>(parse_null_options(options.model), options.limits);
+  NullOptions null = parse_null_options(options.model);
+  const trn_limits& limits = options.limits;
+  if (options.role != TRN_ROLE_DRAFT) {
+    return std::make_unique<NullBackend>(null, limits,
+                                         std::make_unique<NullModel>(null, limits, options.keep_hidden != 0));
+  }
+  if (null.draft == 0) refuse("role", "draft: the model of the null executor has none without draft=1");
+  if (null.pooled > 0) refuse("role", "draft: a model that pools has none");
+  if (null.images > 0 || null.axes > 1) refuse("role", "draft: a model that takes images has none");
+  const auto* source = dynamic_cast<const NullBackend*>(target);
+  if (source == nullptr) refuse("share_with", "is no null executor");
+  if (!source->model().keeps_hidden()) refuse("share_with", "keeps no hidden states: create it with keep_hidden");
+  // The faults are the target's, but for one.
+  null.fail_at = null.draft_fail_at;
+  null.refuse_at = null.fatal_at = null.hang_at = 0;
+  return std::make_unique<NullBackend>(null, limits, std::make_unique<NullDraft>(null, limits, source->model()));
 }
 
 }  // namespace trunnion::executor

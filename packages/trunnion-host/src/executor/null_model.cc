@@ -42,18 +42,10 @@ CacheGroup recurrent_group(const NullOptions& options, const trn_limits& limits)
   return group;
 }
 
-void fill_row(float* row, std::int32_t width, std::uint64_t hash) {
-  for (std::int32_t id = 0; id < width; ++id) {
-    // 24 bits fit a float exactly.
-    const std::uint64_t bits = mix(hash, static_cast<std::uint64_t>(id)) >> 40;
-    row[id] = static_cast<float>(bits) / 1048576.0f - 8.0f;
-  }
-}
-
 }  // namespace
 
-NullModel::NullModel(const NullOptions& options, const trn_limits& limits)
-    : reads_csr_(options.csr != 0), images_(limits.max_encoder_rows) {
+NullModel::NullModel(const NullOptions& options, const trn_limits& limits, bool keeps_hidden)
+    : reads_csr_(options.csr != 0), keeps_hidden_(keeps_hidden), images_(limits.max_encoder_rows) {
   description_.vocab_size = static_cast<std::int32_t>(options.vocab);
   description_.output_kind = options.pooled > 0 ? TRN_OUTPUT_POOLED : TRN_OUTPUT_LOGITS;
   description_.output_width = static_cast<std::int32_t>(options.pooled > 0 ? options.pooled : options.vocab);
@@ -152,7 +144,20 @@ void NullModel::roll_state(std::size_t index, void* cache, const BufferSet& set,
   }
 }
 
-void NullModel::forward(const BufferSet& set, const Counts& counts, KvSlot* events) {
+void NullModel::fill_row(float* row, std::int32_t width, std::uint64_t hash) {
+  for (std::int32_t id = 0; id < width; ++id) {
+    // 24 bits fit a float exactly.
+    const std::uint64_t bits = mix(hash, static_cast<std::uint64_t>(id)) >> 40;
+    row[id] = static_cast<float>(bits) / 1048576.0f - 8.0f;
+  }
+}
+
+std::int64_t NullModel::request_of(std::int32_t row, const BufferSet& set, const Counts& counts) {
+  const std::int32_t* bounds = set.inputs.query_start_loc;
+  return std::upper_bound(bounds, bounds + counts.num_reqs + 1, row) - bounds - 1;
+}
+
+std::vector<std::uint64_t> NullModel::update_caches(const BufferSet& set, const Counts& counts, KvSlot* events) {
   std::vector<std::uint64_t> hashes(static_cast<std::size_t>(counts.num_tokens), kNullSeed);
   for (std::size_t g = 0; g < description_.groups.size(); ++g) {
     for (void* cache : caches_[g]) {
@@ -167,11 +172,16 @@ void NullModel::forward(const BufferSet& set, const Counts& counts, KvSlot* even
       if (events != nullptr) (events++)->signal();
     }
   }
+  return hashes;
+}
+
+void NullModel::forward(const BufferSet& set, const Counts& counts, KvSlot* events) {
+  const std::vector<std::uint64_t> hashes = update_caches(set, counts, events);
   float* rows = description_.output_kind == TRN_OUTPUT_POOLED ? set.inputs.pooled : set.inputs.logits;
   for (std::int64_t n = 0; n < counts.num_logits; ++n) {
     const std::int32_t token = set.inputs.logits_indices[n];
+    const std::int64_t request = request_of(token, set, counts);
     const std::int32_t* bounds = set.inputs.query_start_loc;
-    const auto request = std::upper_bound(bounds, bounds + counts.num_reqs + 1, token) - bounds - 1;
     // Its index in the request, which positions on several axes do not say.
     const std::int32_t place = description_.num_position_axes == 1
                                    ? set.inputs.positions[token]
@@ -182,6 +192,47 @@ void NullModel::forward(const BufferSet& set, const Counts& counts, KvSlot* even
     }
     fill_row(rows + n * description_.output_width, description_.output_width, hash);
   }
+  if (!keeps_hidden_) return;
+  hidden_.clear();
+  for (std::int32_t t = 0; t < counts.num_tokens; ++t) {
+    hidden_.push_back(cached(set, request_of(t, set, counts), set.inputs.positions[t]));
+  }
+}
+
+std::vector<std::int32_t> NullModel::cached(const BufferSet& set, std::int64_t request, std::int32_t position) const {
+  const CacheGroup& group = description_.groups[0];
+  const auto* pairs = static_cast<const std::int32_t*>(caches_[0][0]);
+  const std::int32_t* row = set.groups[0].block_table + request * group.max_blocks_per_seq;
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t j = 0; j <= position; ++j) {
+    tokens.push_back(pairs[(std::int64_t{row[j / group.block_size]} * group.block_size + j % group.block_size) * 2]);
+  }
+  return tokens;
+}
+
+std::uint64_t NullModel::hash_of(const std::vector<std::int32_t>& tokens) const {
+  const auto last = static_cast<std::int32_t>(tokens.size()) - 1;
+  const auto add = [&](std::uint64_t hash, std::int32_t position) {
+    hash = mix(hash, static_cast<std::uint32_t>(tokens[static_cast<std::size_t>(position)]));
+    return mix(hash, static_cast<std::uint32_t>(position));
+  };
+  std::uint64_t all = kNullSeed;
+  for (const CacheGroup& group : description_.groups) {
+    if (!group.recurrent()) continue;
+    std::uint64_t state = kNullSeed;
+    for (std::int32_t j = 0; j <= last; ++j) state = add(state, j);
+    for (std::size_t layer = 0; layer < group.layers.size(); ++layer) all = mix(all, state);
+  }
+  for (std::size_t g = 0; g < description_.groups.size(); ++g) {
+    const CacheGroup& group = description_.groups[g];
+    if (group.recurrent()) continue;
+    std::uint64_t hash = mix(kNullSeed, g);
+    for (std::size_t layer = 0; layer < group.layers.size(); ++layer) {
+      for (std::int32_t j = group.window > 0 ? std::max(0, last - group.window + 1) : 0; j <= last; ++j) hash = add(hash, j);
+    }
+    all = mix(all, hash);
+  }
+  return all;
 }
 
 void NullModel::scribble(const BufferSet& set, const Counts& counts) {

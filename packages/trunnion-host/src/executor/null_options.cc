@@ -14,7 +14,9 @@ constexpr std::int64_t kMax = 1 << 30;
 std::map<std::string, std::int64_t*> keys(NullOptions& options) {
   return {{"vocab", &options.vocab},         {"pooled", &options.pooled},   {"layers", &options.layers},
           {"window", &options.window},       {"images", &options.images},   {"axes", &options.axes},
-          {"recurrent", &options.recurrent}, {"csr", &options.csr},         {"refuse_at", &options.refuse_at},
+          {"recurrent", &options.recurrent}, {"csr", &options.csr},         {"draft", &options.draft},
+          {"agree", &options.agree},         {"draft_fail_at", &options.draft_fail_at},
+          {"refuse_at", &options.refuse_at},
           {"fail_at", &options.fail_at},     {"fatal_at", &options.fatal_at}, {"hang_at", &options.hang_at},
           {"sleep_us", &options.sleep_us}};
 }

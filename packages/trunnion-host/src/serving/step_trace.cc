@@ -81,9 +81,10 @@ void StepTrace::execute_parts(const StepTimes& times, const trn_executor_stats& 
   part("plan", executor.last_plan_begin_ns, executor.last_plan_end_ns);
 }
 
-void StepTrace::drafts(const std::vector<std::pair<int64_t, int64_t>>& spans) {
+void StepTrace::drafts(const StepTimes& times, const std::vector<std::pair<int64_t, int64_t>>& executes) {
   if (!on()) return;
-  for (const auto& [begin, end] : spans) file_->span("draft execute", kLoopTrack, begin, end);
+  file_->span("draft", kLoopTrack, times.draft, times.publish);
+  for (const auto& [begin, end] : executes) file_->span("draft execute", kLoopTrack, begin, end);
 }
 
 void StepTrace::flush() {

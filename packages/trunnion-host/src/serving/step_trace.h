@@ -39,8 +39,8 @@ class StepTrace {
   void finished(const Request& request, int32_t reason);
   // `stats` are those after the step, `executor` what it says of the last execute.
   void step(const StepTimes& times, const Plan& plan, const HostStats& stats, const trn_executor_stats& executor);
-  // When the draft's executes of the step began and ended.
-  void drafts(const std::vector<std::pair<int64_t, int64_t>>& spans);
+  // The draft's part of it; `executes` say when each of its executes began and ended.
+  void drafts(const StepTimes& times, const std::vector<std::pair<int64_t, int64_t>>& executes);
   void flush();
 
  private:

@@ -141,7 +141,7 @@ bool Worker::step() {
   flush();
   times.end = now_ns();
   trace_.step(times, current_, stats_, executor_stats_);
-  if (drafter_) trace_.drafts(drafter_->spans());
+  if (drafter_) trace_.drafts(times, drafter_->spans());
   trace_.flush();
   return true;
 }

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def figures_line(stats: Mapping[str, Any]) -> str:
-    """Prefill and decode speed, steps, execute calls, replays, blocks, preemptions."""
+    """Prefill and decode speed, steps, execute calls, replays, blocks, preemptions, accepted drafts."""
     blocks = f"blocks {stats['blocks_peak']}/{stats['blocks_total']} at peak, {stats['blocks_used']} in use now"
     return (
         f"prefill {_speed(stats, 'prefill')}, decode {_speed(stats, 'decode')}, {stats['steps']} steps, "
         f"{stats['execute_calls']} execute calls, {stats['replays']} replays, {stats['eager_steps']} eager, {blocks}, "
-        f"{stats['preemptions']} preemptions"
+        f"{stats['preemptions']} preemptions" + _drafts(stats)
     )
 
 
 def figures_table(stats: Mapping[str, Any]) -> str:
     """Every counter of the host, one per line, and what they say of one step."""
     plain = {key: value for key, value in stats.items() if not isinstance(value, (dict, list, tuple))}
+    plain |= {key: _by_place(stats[key]) for key in ("drafted_at", "accepted_at") if stats.get(key)}
     plain |= _per_step(stats)
     width = max(map(len, plain), default=0)
     return "\n".join(f"{key:{width}}  {_plain(value)}" for key, value in plain.items())
@@ -33,6 +34,7 @@ def slow_paths(
     """
     return [
         *(f"eager, {steps} steps: {reason}" for reason, steps in stats["eager"].items()),
+        *(f"eager, {steps} steps of the draft: {why}" for why, steps in stats.get("draft_eager", {}).items()),
         *(f"may run eager, {what}: {why}" for what, why in report.get("eager", {}).items()),
         *(f"on the reference, {what}: {why}" for what, why in report.get("on_reference", {}).items()),
         *(f"declined, {calls} calls of {name}: {why}" for (name, why), calls in declined.items()),
@@ -48,6 +50,17 @@ def _per_step(stats: Mapping[str, Any]) -> dict[str, float]:
         "python_us_per_step": 1e6 * stats["python_seconds"] / steps,
         "bucket_waste_percent": 100.0 * stats["padded_tokens"] / (tokens or 1),
     }
+
+
+def _drafts(stats: Mapping[str, Any]) -> str:
+    if not stats.get("num_drafts"):
+        return ""
+    drafted, accepted = stats["drafted_tokens"], stats["accepted_tokens"]
+    return f", {accepted} of {drafted} drafts accepted ({100 * accepted / (drafted or 1):.0f} %)"
+
+
+def _by_place(counts: Sequence[int]) -> str:
+    return " ".join(map(str, counts))
 
 
 def _speed(stats: Mapping[str, Any], phase: str) -> str:

@@ -109,3 +109,5 @@ class HostOptions:
     """Plan the next step while one runs."""
     trace_file: Path | None = None
     """Where to write a trace of every step."""
+    num_drafts: int = 0
+    """Tokens that the model's draft proposes per step of a request; 0 = no drafts."""

@@ -47,6 +47,9 @@ MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Requests
 MaxNumTokens = Annotated[int | None, typer.Option("--max-num-tokens", help="Tokens per step. [512]")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print all of the host's counters at the end.")]
 Overlap = Annotated[bool, typer.Option("--overlap", help="Plan the next step while one runs.")]
+Drafts = Annotated[
+    int, typer.Option("--drafts", metavar="K", help="Let the model's own draft head guess K tokens per step; 0 = off.")
+]
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of every step for ui.perfetto.dev.")
 ]
@@ -121,6 +124,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         stats: Stats = False,
         trace: Trace = None,
         overlap: Overlap = False,
+        drafts: Drafts = 0,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_seqs: MaxNumSeqs = None,
@@ -145,6 +149,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
+                drafts=drafts,
                 trace_file=trace,
             ),
             SamplingOptions(
@@ -170,6 +175,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         stats: Stats = False,
         trace: Trace = None,
         overlap: Overlap = False,
+        drafts: Drafts = 0,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_tokens: MaxNumTokens = None,
@@ -192,6 +198,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
                 threads=threads, tp=tp, max_num_seqs=1, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
+                drafts=drafts,
                 trace_file=trace,
             ),
             SamplingOptions(

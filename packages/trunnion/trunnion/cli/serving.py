@@ -61,6 +61,7 @@ def open_serving_host(options: HostOptions) -> Host:
         show_progress=options.progress,
         overlap=options.overlap,
         trace_file=options.trace_file,
+        num_drafts=options.num_drafts,
     )
     try:
         return _Serving(ServingHost(config))

@@ -25,6 +25,7 @@ from trunnion.text.stop_strings import StopStrings
 OpenHost = Callable[[HostOptions], Host]
 DEFAULT_NUM_TOKENS = 512
 MAX_PROCESSES = 64
+MAX_DRAFTS = 8
 MAX_THREADS = 1024
 """Beyond this OpenMP may fail to start its threads, and then ends the process."""
 
@@ -46,6 +47,7 @@ class ModelOptions:
     encoder_rows: int | None = None
     overlap: bool = False
     trace_file: Path | None = None
+    drafts: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -57,6 +59,10 @@ class ModelOptions:
             if value is not None and not least <= value <= most:
                 bound = f"at least {least}" if value < least else f"at most {most}"
                 raise UsageProblem(f"--{name.replace('_', '-')} must be {bound}, got {value}")
+        if not 0 <= self.drafts <= MAX_DRAFTS:
+            raise UsageProblem(f"--drafts must be 0 (off) ... {MAX_DRAFTS}, got {self.drafts}")
+        if self.drafts and self.overlap:
+            raise UsageProblem(f"--drafts {self.drafts} with --overlap: what is accepted decides the next step's rows")
 
 
 class Session:
@@ -114,7 +120,8 @@ class ModelPlan:
         """Load the model; `num_seqs`, `kv_blocks` and `encoder_rows` are defaults that options override."""
         options = self.options
         max_num_seqs = options.max_num_seqs or num_seqs
-        max_num_tokens = options.max_num_tokens or max(DEFAULT_NUM_TOKENS, max_num_seqs)
+        rows = max_num_seqs * (1 + options.drafts)
+        max_num_tokens = options.max_num_tokens or max(DEFAULT_NUM_TOKENS, rows)
         if max_num_tokens < max_num_seqs:
             raise UsageProblem(f"--max-num-tokens {max_num_tokens} is below the {max_num_seqs} requests of a step")
         # No step can be larger, and buffers are sized from it.
@@ -127,7 +134,7 @@ class ModelPlan:
                 max_num_tokens=max_num_tokens,
                 max_num_seqs=max_num_seqs,
                 max_model_len=self.max_model_len,
-                max_logits_rows=max_num_seqs,
+                max_logits_rows=min(rows, max_num_tokens),
                 block_size=BLOCK_SIZE,
                 max_encoder_rows=options.encoder_rows or encoder_rows,
             ),
@@ -138,6 +145,7 @@ class ModelPlan:
             progress=sys.stderr.isatty(),
             overlap=options.overlap,
             trace_file=options.trace_file,
+            num_drafts=options.drafts,
         )
         with default_interrupt():
             host = open_host(host_options)
@@ -170,8 +178,9 @@ class SessionPlan(ModelPlan):
             )
 
     def request_length(self, token_ids: Sequence[int]) -> int:
-        """Tokens that a request can reach."""
-        return min(len(token_ids) + self.sampling.max_tokens, self.max_model_len)
+        """Tokens that a request can reach, with room to draft at its end."""
+        ahead = 2 * self.options.drafts
+        return min(len(token_ids) + self.sampling.max_tokens + ahead, self.max_model_len)
 
     @contextmanager
     def open(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int, encoder_rows: int = 0) -> Iterator[Session]:
