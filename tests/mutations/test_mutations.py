@@ -19,7 +19,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-COPIED = ("packages/trunnion", "models", "tests", "pyproject.toml")
+COPIED = ("packages/trunnion", "packages/trunnion-host", "models", "tests", "pyproject.toml")
 TIMEOUT_SECONDS = 280
 
 
@@ -42,7 +42,7 @@ MUTATIONS = [Mutation.read(path) for path in sorted(HERE.glob("*.patch"))]
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of what tests of a simulator run on."""
+    """A copy of what tests of a simulator, and of the C++ host, run on."""
 
     folder: Path
 
