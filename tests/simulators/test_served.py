@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from capture import DeviceMonitor
+from tests.matrix.hf_images import make_images
 from trunnion_sim.hardware import SimHardware
 from trunnion_sim.runner import GraphRunner
 
 from trunnion import registry
-from trunnion_host.serving import HostConfig, SamplingParams, ServingHost
+from trunnion.vision.positions import mrope_positions
+from trunnion_host.serving import HostConfig, Image, SamplingParams, ServingHost
 from trunnion_models.card import Card
 
+from .rig import MAX_ENCODER_ROWS
 from .test_steady_state import MODEL_CODE, STEPS, FramesOf
 
 FIRST_STEP = 12
@@ -72,8 +75,6 @@ def test_200_served_decodes_are_200_replays(
     """Nothing eager, every group planned once per step, nothing allocated by anyone, no wait, no frame of the model."""
     if card.pooling is not None:
         pytest.skip("a pooling model decodes nothing")
-    if card.images:
-        pytest.skip("the serving host has no images, nor three positions, to give")
     serve_and_watch(card, checkpoint, monkeypatch, overlap=False)
 
 
@@ -82,6 +83,18 @@ def test_overlapped_steps_cost_as_little(
 ) -> None:
     """Planning the next step while one runs changes none of it; what overlaps does not depend on the model."""
     serve_and_watch(llama, checkpoint, monkeypatch, overlap=True)
+
+
+def submit(host: ServingHost, card: Card, index: int, sampling: SamplingParams) -> int:
+    """Three tokens, with the card's first image behind the first of them if it has any."""
+    if not card.images:
+        return host.submit([3 + index, 7, 11], sampling)
+    image = next(image for sequence in make_images(card) for image in sequence)
+    tokens = [3 + index, *[card.config["image_token_id"]] * image.num_tokens, 7, 11]
+    merge = card.config["vision_config"]["spatial_merge_size"]
+    positions, delta = mrope_positions(len(tokens), [(1, image.grid)], merge)
+    shown = Image(pixels=image.pixels.numpy(), grid=image.grid, first_token=1, num_tokens=image.num_tokens)
+    return host.submit(tokens, sampling, images=[shown], positions=positions.tolist(), position_delta=delta)
 
 
 def serve_and_watch(
@@ -96,16 +109,19 @@ def serve_and_watch(
     monkeypatch.setattr(hardware, "record_fence", watch.record_fence)
     monkeypatch.setattr(hardware, "create_runner", watch.create_runner)
     limits = {"max_num_tokens": 16, "max_num_seqs": 4, "max_model_len": MAX_MODEL_LEN, "block_size": card.block_size}
+    limits["max_encoder_rows"] = MAX_ENCODER_ROWS if card.images else 0
     with ServingHost(
         HostConfig(model=str(checkpoint(card)), hardware="sim", dtype="float32", overlap=overlap, **limits)
     ) as host:
         sampling = SamplingParams(max_tokens=LAST_UNWATCHED + 8, temperature=1.0, seed=5)
-        requests = [host.submit([3 + index, 7, 11], sampling) for index in range(BATCH)]
+        requests = [submit(host, card, index, sampling) for index in range(BATCH)]
         for request in requests:
             # Events are dropped as they come: this thread's objects would count as the steps'.
             reasons = {event.reason for event in host.stream(request)}
             assert "length" in reasons
-        assert host.stats().eager_steps == 0
+        stats = host.stats()
+        assert stats.eager_steps == 0
+        assert stats.images_encoded == (BATCH if card.images else 0)
     groups = len(watch.runner.groups) if watch.runner is not None else 0
     done = tuple(after - before for after, before in zip(watch.after, watch.before, strict=True))
     assert done == (STEPS, 0, STEPS * groups)
