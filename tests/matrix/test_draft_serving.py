@@ -1,0 +1,105 @@
+"""Drafts through the C++ host: a target with a head trained for it says what it says alone, in fewer steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from trunnion_host.serving import HostConfig, InvalidError, SamplingParams, ServingHost, Stats
+from trunnion_models.llama.card import CARDS
+
+from .conftest import load_hardware
+from .hf_reference import build_reference
+from .trained_draft import TrainedDraft, save_trained_draft
+
+NUM_TOKENS = 24
+LENGTHS = (5, 17, 33, 1, 9, 40)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedDraft:
+    return save_trained_draft(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(131) for _ in range(length)] for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def expected(trained: TrainedDraft, prompts: list[list[int]]) -> list[list[int]]:
+    """transformers' greedy text, each prompt alone."""
+    return [trained.greedy(prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.fixture
+def config(trained: TrainedDraft, pytestconfig: pytest.Config) -> HostConfig:
+    return HostConfig(
+        model=str(trained.folder),
+        hardware=load_hardware(str(pytestconfig.getoption("--hardware"))),
+        dtype="float32",
+        max_num_tokens=64,
+        max_num_seqs=6,
+        max_model_len=128,
+        block_size=4,
+        exit_on_fatal=False,
+    )
+
+
+def serve(config: HostConfig, prompts: Sequence[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], Stats]:
+    """All prompts at once."""
+    with ServingHost(config) as host:
+        tokens: dict[int, list[int]] = {host.submit(prompt, sampling): [] for prompt in prompts}
+        for request, said in tokens.items():
+            for event in host.stream(request):
+                assert not event.error
+                said += [] if event.finished else [event.token_id]
+        return list(tokens.values()), host.stats()
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 6])
+def test_text_is_the_targets_own(
+    config: HostConfig, prompts: list[list[int]], expected: list[list[int]], num_drafts: int
+) -> None:
+    """Uneven acceptance over a batch, states rolled back, and no step that runs the model's Python."""
+    config = dataclasses.replace(config, num_drafts=num_drafts)
+    tokens, stats = serve(config, prompts, SamplingParams(max_tokens=NUM_TOKENS))
+    print(f"accepted {stats.accepted_at} of {stats.drafted_at} in {stats.steps} steps")
+    assert tokens == expected
+    # A head that is fed the wrong rows guesses one of 131.
+    assert stats.accepted_at[0] > 0.5 * stats.drafted_at[0]
+    assert stats.accepted_tokens < stats.drafted_tokens
+    assert stats.steps < NUM_TOKENS
+    assert (stats.refused_steps, stats.failed_draft_steps) == (0, 0)
+    assert (stats.eager_steps, stats.draft_eager_steps) == (0, 0), (stats.eager, stats.draft_eager)
+    assert (stats.replays, stats.draft_replays) == (stats.steps, stats.draft_steps)
+
+
+def test_seeds_say_the_same_with_drafts(config: HostConfig, prompts: list[list[int]]) -> None:
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.7, top_p=0.9, seed=11)
+    expected, _ = serve(config, prompts, sampling)
+    tokens, stats = serve(dataclasses.replace(config, num_drafts=3), prompts, sampling)
+    assert tokens == expected
+    assert stats.accepted_tokens > 0
+
+
+def test_chunks_and_preemptions_do_not_show(
+    config: HostConfig, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    config = dataclasses.replace(config, num_drafts=3, max_num_tokens=16, max_num_seqs=4, kv_blocks=24)
+    tokens, stats = serve(config, prompts, SamplingParams(max_tokens=NUM_TOKENS))
+    assert tokens == expected
+    assert stats.preemptions > 0
+    assert stats.accepted_at[0] > 0.5 * stats.drafted_at[0]
+
+
+def test_a_model_without_a_draft_is_refused_by_name(config: HostConfig, tmp_path: Path) -> None:
+    build_reference(CARDS[0], torch.float32, tmp_path)
+    with pytest.raises(InvalidError, match="num_drafts is 2, but there is no draft to make them: "):
+        ServingHost(dataclasses.replace(config, model=str(tmp_path), num_drafts=2))
