@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.matrix.trained_draft import save_trained_draft
+
 from trunnion import registry
 from trunnion_host.serving import HostConfig, SamplingParams, ServingHost
 

@@ -1,6 +1,7 @@
 // Drafts and their verification: the text never depends on them, and what the fake checks of each batch holds.
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -187,6 +188,20 @@ TEST(drafts_after_a_prefix_hit_are_as_good) {
   const trn_host_stats stats = host.stats();
   CHECK(stats.prefix_hit_tokens > 400);
   CHECK_EQ(stats.accepted_tokens, stats.drafted_tokens);
+}
+
+// A request that ends with its prompt's step leaves blocks that the draft has not followed.
+TEST(what_the_draft_has_not_followed_is_not_found) {
+  fake::config() = {.agreement = 100};
+  Host host(drafting(3));
+  std::vector<int32_t> prompt(30, 5);
+  std::iota(prompt.begin(), prompt.end(), 1);
+  CHECK_EQ(host.wait(host.submit(prompt, sampling(0, 1))).tokens.size(), 1u);
+  CHECK_EQ(host.wait(host.submit(prompt, sampling(0, 8))).tokens.size(), 8u);
+  CHECK_EQ(host.stats().prefix_hit_tokens, 0u);
+  CHECK_EQ(host.wait(host.submit(prompt, sampling(0, 8))).tokens.size(), 8u);
+  CHECK_EQ(host.stats().prefix_hit_tokens, 28u);
+  CHECK_EQ(host.stats().accepted_tokens, host.stats().drafted_tokens);
 }
 
 TEST(drafts_have_logprobs_of_their_own_rows) {

@@ -111,9 +111,8 @@ bool Scheduler::schedule_verification(Request& request) {
   if (static_cast<int32_t>(batch_.size()) >= limits_.max_num_seqs || tokens_left_ < rows || rows_left_ < 1) return false;
   if (request.num_computed + rows > limits_.max_model_len) return false;
   if (cache_.widest_chunk(request.num_computed, rows) < rows || !reserve_ahead(request, rows)) return false;
-  const int32_t may_output = request.max_total_tokens - request.num_tokens();
-  const int32_t num_drafts =
-      std::min({static_cast<int32_t>(request.drafts.size()), may_output - 1, rows_left_ - 1});
+  // No more were drafted than it may still output.
+  const int32_t num_drafts = std::min(static_cast<int32_t>(request.drafts.size()), rows_left_ - 1);
   add_entry({.request = &request, .num_tokens = rows, .wants_logits = true, .is_decode = true,
              .begin = request.num_computed, .num_real = 1 + num_drafts, .num_drafts = num_drafts});
   return true;
@@ -260,7 +259,6 @@ void Scheduler::complete_drafts(const std::vector<BatchEntry>& followed) {
 }
 
 void Scheduler::publish(Request& request) {
-  if (request.undrafted) return;
   if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
   cache_.publish(request.blocks, request.keys, request.tokens, request.num_computed);
 }
@@ -272,7 +270,7 @@ void Scheduler::accept(Request& request, int32_t num_accepted) {
 }
 
 void Scheduler::undraft(Request& request) {
-  cache_.unpublish(request.blocks);
+  // What has been published so far the draft has followed; the failed step's rows lie in blocks behind that.
   request.drafts.clear();
   request.undrafted = true;
 }
