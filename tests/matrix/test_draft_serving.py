@@ -101,5 +101,6 @@ def test_chunks_and_preemptions_do_not_show(
 
 def test_a_model_without_a_draft_is_refused_by_name(config: HostConfig, tmp_path: Path) -> None:
     build_reference(CARDS[0], torch.float32, tmp_path)
+    config = dataclasses.replace(config, model=str(tmp_path), max_model_len=CARDS[0].max_model_len, num_drafts=2)
     with pytest.raises(InvalidError, match="num_drafts is 2, but there is no draft to make them: "):
-        ServingHost(dataclasses.replace(config, model=str(tmp_path), num_drafts=2))
+        ServingHost(config)
