@@ -73,8 +73,8 @@ def cases(hardware: str) -> list[Case]:
         for card in cards()
         for dtype in (SHORT if card.bf16 else ("float32",))
         for mode, execution in ways
-        # A draft is served with its target (test_draft.py); the host has no images, nor three positions, to give.
-        if mode != SERVED or not (card.draft or card.images)
+        # A draft is served with its target (test_draft.py).
+        if mode != SERVED or not card.draft
     ]
 
 

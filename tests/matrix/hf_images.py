@@ -60,12 +60,13 @@ def place(ids: torch.Tensor, card: Card) -> torch.Tensor:
 
 def run_with_images(model: PreTrainedModel, ids: torch.Tensor, card: Card) -> torch.Tensor:
     """Logits [sequences, tokens, vocab_size] of one forward per sequence."""
-    rows = []
-    for row, sequence in zip(ids, make_images(card), strict=True):
-        given = _arguments(model, row, sequence)
-        model.model.rope_deltas = None
-        rows.append(model(row[None], use_cache=False, **given).logits[0])
-    return torch.stack(rows)
+    return torch.stack([run_row(model, row, images) for row, images in zip(ids, make_images(card), strict=True)])
+
+
+def run_row(model: PreTrainedModel, row: torch.Tensor, images: tuple[ReferenceImage, ...]) -> torch.Tensor:
+    """Logits [tokens, vocab_size] of one sequence [tokens] with its images."""
+    model.model.rope_deltas = None
+    return model(row[None], use_cache=False, **_arguments(model, row, images)).logits[0]
 
 
 def positions_of(model: PreTrainedModel, ids: torch.Tensor, card: Card) -> torch.Tensor:

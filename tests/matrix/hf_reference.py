@@ -72,7 +72,7 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
     ids, positions = _choose_sequences(card, folder), None
     if card.images:
         ids = place(ids, card)
-        positions = positions_of(_load(folder, torch.float32), ids, card)
+        positions = positions_of(load_reference(folder, torch.float32), ids, card)
     rows = _rows(folder, torch.float32, ids, card)
     own_error = None if dtype == torch.float32 else _rows(folder, dtype, ids, card) - rows
     return Reference(folder, ids.tolist(), rows, own_error, card, positions)
@@ -91,14 +91,14 @@ def sensitivity(reference: Reference) -> float:
 def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, card: Card) -> torch.Tensor:
     """Logits, or what pooling by the last token gives for the prompt that ends at each position."""
     if card.draft:
-        target, head = _load(folder, dtype), load_head(folder, dtype)
+        target, head = load_reference(folder, dtype), load_head(folder, dtype)
         hidden = target.model(ids[:, :-1], use_cache=False).last_hidden_state
         return target.lm_head(head(target.model.embed_tokens(ids[:, 1:]), hidden)).float()
     if card.images:
-        return run_with_images(_load(folder, dtype), ids, card).float()
+        return run_with_images(load_reference(folder, dtype), ids, card).float()
     pooling = card.pooling
     if pooling is None:
-        return _load(folder, dtype)(ids, use_cache=False).logits.float()
+        return load_reference(folder, dtype)(ids, use_cache=False).logits.float()
     model = AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     hidden = model(ids, use_cache=False).last_hidden_state
     return (F.normalize(hidden, p=2, dim=-1) if pooling.normalize else hidden).float()
@@ -136,7 +136,8 @@ def save_with_head(folder: Path, head: MTPReference) -> None:
     save_file({**load_file(file), **head.published()}, file, metadata={"format": "pt"})
 
 
-def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """What transformers makes of the checkpoint in `folder`, with weights in `dtype`."""
     config = AutoConfig.from_pretrained(folder)
     auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     return auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
@@ -150,7 +151,7 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
     and then, and the comparison would measure who had the luck.
     """
     generator = torch.Generator().manual_seed(SEED)
-    model = _load(folder, torch.float32)
+    model = load_reference(folder, torch.float32)
     head = load_head(folder, torch.float32) if card.draft else None
     named = [*model.named_modules(), *(head.named_modules() if head is not None else ())]
     routers = [module for name, module in named if name.endswith("mlp.gate")]

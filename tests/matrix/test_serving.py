@@ -9,40 +9,83 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from trunnion.config import DTYPES
-from trunnion_host.serving import HostConfig, SamplingParams, ServingHost, Stats
+from trunnion_host.serving import HostConfig, Image, SamplingParams, ServingHost, Stats
 from trunnion_models.card import Card
 
+from .bench import encoder_rows
 from .conftest import Case
-from .hf_reference import Reference, build_reference
+from .hf_images import ReferenceImage, run_row
+from .hf_reference import Reference, build_reference, load_reference
 
 NUM_TOKENS = 14
 NUM_LOGPROBS = 20
 TEMPERATURE = 8.0
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens with their images, which lie at positions of their own."""
+
+    tokens: list[int]
+    images: tuple[ReferenceImage, ...] = ()
+    positions: list[list[int]] | None = None
+    """[tokens, 3]; None where a token lies at its index."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def submit(self, host: ServingHost, sampling: SamplingParams) -> int:
+        delta = 0 if self.positions is None else max(self.positions[-1]) + 1 - len(self)
+        images = [
+            Image(pixels=of.pixels.numpy(), grid=of.grid, first_token=of.first_token, num_tokens=of.num_tokens)
+            for of in self.images
+        ]
+        return host.submit(self.tokens, sampling, images=images, positions=self.positions, position_delta=delta)
+
+
 @dataclass
 class Served:
     """Sequences as the host made them: the prompt, what was sampled, and the log-probabilities reported with it."""
 
-    prompts: list[list[int]] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     top: list[torch.Tensor] = field(default_factory=list)
     """Per sequence [tokens, vocab_size]: log-probabilities where they were reported, NaN elsewhere."""
 
 
-def _prompts(card: Card, reference: Reference) -> list[list[int]]:
+def _prompts(card: Card, reference: Reference) -> list[Prompt]:
     """Longer and shorter than windows, blocks and chunks; the last one begins as the first does."""
-    first, second, third = reference.sequences[:3]
     room = card.max_model_len - NUM_TOKENS
-    return [prompt[:room] for prompt in (first[:33], second[:1], third[:18], [*first[:21], *second[1:5]])]
+    first, second, third = (_cut(reference, row, min(length, room)) for row, length in ((0, 33), (1, 1), (2, 18)))
+    begin = _cut(reference, 0, min(21, room))
+    rest = reference.sequences[1][1 : 1 + min(4, room - len(begin))]
+    positions = begin.positions
+    if positions is not None:
+        following = max(positions[-1]) + 1
+        positions = [*positions, *([following + index] * 3 for index in range(len(rest)))]
+    return [first, second, third, Prompt([*begin.tokens, *rest], begin.images, positions)]
+
+
+def _cut(reference: Reference, row: int, length: int) -> Prompt:
+    """The beginning of a sequence, whole images only."""
+    images = reference.images[row] if reference.images else ()
+    assert all(image.end <= length or image.first_token >= length for image in images), "an image would be cut"
+    positions = None if reference.positions is None else reference.positions[row][:length].tolist()
+    kept = tuple(image for image in images if image.end <= length)
+    return Prompt(reference.sequences[row][:length], kept, positions)
+
+
+def _never_sampled(card: Card) -> tuple[int, ...]:
+    """Tokens that stand for images: sampled, they would ask the reference for an image that is not there."""
+    return tuple(value for name, value in card.config.items() if card.images and name.endswith("_token_id"))
 
 
 def _open(case: Case, reference: Reference, **options: object) -> ServingHost:
     card = case.card
     settings: dict[str, object] = {"max_num_seqs": 4, "watchdog_s": 120.0, "exit_on_fatal": False, **options}
+    settings["max_encoder_rows"] = encoder_rows(card, 4)
     return ServingHost(
         HostConfig(
             model=str(reference.folder),
@@ -55,13 +98,15 @@ def _open(case: Case, reference: Reference, **options: object) -> ServingHost:
     )
 
 
-def _serve(host: ServingHost, prompts: list[list[int]], vocab_size: int, served: Served, *, seed: int) -> None:
+def _serve(host: ServingHost, card: Card, prompts: list[Prompt], vocab_size: int, served: Served, *, seed: int) -> None:
     """All prompts at once, added to `served`."""
+    # Before min_tokens no stop token is sampled.
+    settings = {"max_tokens": NUM_TOKENS, "min_tokens": NUM_TOKENS, "stop_ids": _never_sampled(card)}
     sampling = [
-        SamplingParams(temperature=TEMPERATURE, seed=seed + i, max_tokens=NUM_TOKENS, num_logprobs=NUM_LOGPROBS)
+        SamplingParams(temperature=TEMPERATURE, seed=seed + i, num_logprobs=NUM_LOGPROBS, **settings)
         for i in range(len(prompts))
     ]
-    order = [host.submit(prompt, params) for prompt, params in zip(prompts, sampling, strict=True)]
+    order = [prompt.submit(host, params) for prompt, params in zip(prompts, sampling, strict=True)]
     for prompt, request in zip(prompts, order, strict=True):
         *events, last = host.stream(request)
         assert (last.reason, len(events)) == ("length", NUM_TOKENS), last
@@ -76,12 +121,16 @@ def _serve(host: ServingHost, prompts: list[list[int]], vocab_size: int, served:
 @torch.inference_mode()
 def _truth(case: Case, reference: Reference, served: Served, dtype: torch.dtype) -> torch.Tensor:
     """[sequences, NUM_TOKENS, vocab_size]: what transformers says at the same places, computed in `dtype`."""
-    model = AutoModelForCausalLM.from_pretrained(reference.folder, dtype=dtype, attn_implementation="eager").eval()
+    model = load_reference(reference.folder, dtype)
     # At full length, for ropes that look at it; nothing sees what comes after.
     ids = torch.zeros(len(served.prompts), case.card.max_model_len, dtype=torch.int64)
     for row, prompt, tokens in zip(ids, served.prompts, served.tokens, strict=True):
-        row[: len(prompt) + len(tokens)] = torch.tensor(prompt + tokens)
-    logits = model(ids, use_cache=False).logits.float()
+        row[: len(prompt) + len(tokens)] = torch.tensor(prompt.tokens + tokens)
+    if case.card.images:
+        rows = [run_row(model, row, prompt.images) for row, prompt in zip(ids, served.prompts, strict=True)]
+        logits = torch.stack(rows).float()
+    else:
+        logits = model(ids, use_cache=False).logits.float()
     firsts = [len(prompt) - 1 for prompt in served.prompts]
     return torch.stack([row[first : first + NUM_TOKENS] for row, first in zip(logits, firsts, strict=True)])
 
@@ -115,8 +164,8 @@ def test_served_logprobs_equal_the_reference(served_case: Case, tmp_path_factory
     reference = build_reference(card, DTYPES[case.dtype], tmp_path_factory.mktemp(card.name))
     prompts, vocab_size, served = _prompts(card, reference), reference.logits.shape[-1], Served()
     with _open(case, reference, max_num_tokens=10) as host:
-        _serve(host, prompts, vocab_size, served, seed=1)
-        _serve(host, prompts, vocab_size, served, seed=11)
+        _serve(host, card, prompts, vocab_size, served, seed=1)
+        _serve(host, card, prompts, vocab_size, served, seed=11)
         stats = host.stats()
     _check_counts(stats)
     assert bool(stats.prefix_hit_tokens) == stats.prefix_caching
@@ -124,7 +173,7 @@ def test_served_logprobs_equal_the_reference(served_case: Case, tmp_path_factory
     longest = max(map(len, prompts)) + NUM_TOKENS
     kv_blocks = 2 + -(-longest // card.block_size)
     with _open(case, reference, max_num_tokens=128, kv_blocks=kv_blocks, prefix_caching=False) as host:
-        _serve(host, prompts, vocab_size, served, seed=21)
+        _serve(host, card, prompts, vocab_size, served, seed=21)
         stats = host.stats()
     _check_counts(stats)
     # Windows give blocks back as they move on, and states are counted by requests: only these run out.
