@@ -57,6 +57,9 @@ def lint(session: nox.Session) -> None:
     """Check style, types, versions and the arrows between packages."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("lint")
     contracts = Path(session.create_tmp()) / "import_contracts.ini"
+    # Packages of other hardware are read, and neither installed nor imported.
+    folders = (*(ROOT / "hardware").glob("*"), *(ROOT / "hardware").glob("*/simulator"))
+    sources = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     steps = {
         "ruff check": ("ruff", "check", "."),
         "ruff format": ("ruff", "format", "--check", "."),
@@ -68,7 +71,7 @@ def lint(session: nox.Session) -> None:
     }
     report = Report(fresh_folder("lint") / "lint.xml")
     for name, command in steps.items():
-        report.add(name, _succeeds(env, *command))
+        report.add(name, _succeeds(env, *command, variables=sources))
     report.write()
     _finish(session, "lint")
 

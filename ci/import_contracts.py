@@ -46,7 +46,8 @@ def render(root: Path) -> str:
         return [f"trunnion.{name}" for name in sorted(wanted - {"_versions"})]
 
     config = ConfigParser()
-    roots = ["trunnion", *others, *hardware]
+    simulators = sorted(path.parent.name for path in root.glob("hardware/*/simulator/*/__init__.py"))
+    roots = ["trunnion", *others, *hardware, *simulators]
     config["importlinter"] = {"root_packages": _rows(roots), "exclude_type_checking_imports": "True"}
 
     def forbid(identifier: str, title: str, sources: list[str], targets: list[str], ignore: Iterable[str] = ()) -> None:
@@ -84,6 +85,8 @@ def render(root: Path) -> str:
     for package in hardware:
         targets = [*named(allowed, other_than=True), *runner, *(name for name in above if name != package)]
         forbid(package, f"{package} uses interfaces, ops, reference and the runner's tools", [package], targets)
+    if simulators:
+        forbid("simulators", "simulated devices know nothing of what runs on them", simulators, ["trunnion", *above])
     rows: list[str] = []
     for section in config.sections():
         rows += [f"[{section}]", *(f"{key} = {value}" for key, value in config[section].items()), ""]

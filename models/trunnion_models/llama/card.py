@@ -42,9 +42,9 @@ def _mistral(name: str, notes: str, **changes: Any) -> Card:
 CARDS: tuple[Card, ...] = (
     _llama(
         "quick",
-        "head_dim other than hidden / heads, all biases, tied",
+        "head_dim other than hidden / heads, and one that vendors' kernels take; all biases, tied",
         host={"quick": True},
-        head_dim=24,
+        head_dim=64,
         attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=True,

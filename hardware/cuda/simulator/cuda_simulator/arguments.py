@@ -1,0 +1,173 @@
+"""The arguments of FlashInfer's kernels as they lie in memory, and the memory that they point to.
+
+Layouts of flashinfer 0.7.4: `paged_kv_t` of page.cuh, and the `Params` that `batch_decode_customize_config.jinja` and
+`batch_prefill_customize_config.jinja` render for the default attention variant.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_bool, c_double, c_int32, c_int64, c_uint32, c_void_p
+from typing import Any, TypeVar
+
+import torch
+
+ParamsT = TypeVar("ParamsT", bound=ctypes.Structure)
+
+
+class FastDivisor(ctypes.Structure):
+    """`uint_fastdiv`: four words that speed the division up, then the divisor."""
+
+    _fields_ = (("words", c_uint32 * 4), ("value", c_uint32))
+
+
+class PagedCache(ctypes.Structure):
+    """`paged_kv_t<DType, int32_t>`."""
+
+    _fields_ = (
+        ("page_size", FastDivisor),
+        ("num_heads", c_uint32),
+        ("head_dim", c_uint32),
+        ("batch_size", c_uint32),
+        ("stride_page", c_uint32),
+        ("stride_n", c_uint32),
+        ("stride_h", c_uint32),
+        ("v_stride_page", c_uint32),
+        ("v_stride_n", c_uint32),
+        ("v_stride_h", c_uint32),
+        ("k_data", c_void_p),
+        ("v_data", c_void_p),
+        ("indices", c_void_p),
+        ("indptr", c_void_p),
+        ("last_page_len", c_void_p),
+        ("rope_pos_offset", c_void_p),
+    )
+
+    def length(self, request: int) -> int:
+        """`paged_kv_t::get_length`: tokens of a request."""
+        bounds = integers(self.indptr, request + 2)
+        count = bounds[request + 1] - bounds[request]
+        if count == 0:
+            return 0
+        return (count - 1) * self.page_size.value + integers(self.last_page_len, request + 1)[request]
+
+
+_SCALARS = (
+    ("logits_soft_cap", c_double),
+    ("sm_scale", c_double),
+    ("rope_rcp_scale", c_double),
+    ("rope_rcp_theta", c_double),
+)
+
+
+class DecodeParams(ctypes.Structure):
+    """`Params` of batch decode."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("paged_kv", PagedCache),
+        ("o", c_void_p),
+        ("lse", c_void_p),
+        ("maybe_alibi_slopes", c_void_p),
+        *_SCALARS,
+        ("padded_batch_size", c_uint32),
+        ("num_qo_heads", c_uint32),
+        ("q_stride_n", c_int32),
+        ("q_stride_h", c_int32),
+        ("window_left", c_int32),
+        ("enable_pdl", c_bool),
+        ("request_indices", c_void_p),
+        ("kv_tile_indices", c_void_p),
+        ("o_indptr", c_void_p),
+        ("kv_chunk_size_ptr", c_void_p),
+        ("block_valid_mask", c_void_p),
+        ("partition_kv", c_bool),
+    )
+
+
+class PagedParams(ctypes.Structure):
+    """`PagedParams` of batch prefill."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("paged_kv", PagedCache),
+        ("q_indptr", c_void_p),
+        ("o", c_void_p),
+        ("lse", c_void_p),
+        ("group_size", FastDivisor),
+        *((f"maybe_{index}", c_void_p) for index in range(8)),
+        *_SCALARS,
+        ("token_pos_in_items_len", c_int64),
+        ("num_qo_heads", c_uint32),
+        ("q_stride_n", c_int32),
+        ("q_stride_h", c_int32),
+        *((f"scale_stride_{index}", c_uint32) for index in range(6)),
+        ("window_left", c_int32),
+        ("request_indices", c_void_p),
+        ("qo_tile_indices", c_void_p),
+        ("kv_tile_indices", c_void_p),
+        ("merge_indptr", c_void_p),
+        ("o_indptr", c_void_p),
+        ("block_valid_mask", c_void_p),
+        ("kv_chunk_size_ptr", c_void_p),
+        ("max_total_num_rows", c_uint32),
+        ("total_num_rows", c_void_p),
+        ("padded_batch_size", c_uint32),
+        ("partition_kv", c_bool),
+    )
+
+
+def copy_of(kind: type[ParamsT], address: int) -> ParamsT:
+    """The structure at `address`, by value."""
+    return kind.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(kind)))
+
+
+def array(
+    address: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    offset: int = 0,
+    strides: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """A CPU tensor over memory that somebody else owns; offset and strides count elements."""
+    strides = tuple(strides) if strides is not None else _contiguous(shape)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if extent <= 0 or 0 in shape:
+        return torch.empty(tuple(shape), dtype=dtype)
+    bytes_ = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address + offset * dtype.itemsize)
+    return torch.frombuffer(bytes_, dtype=dtype).as_strided(tuple(shape), strides)
+
+
+def integers(address: int, count: int) -> Any:
+    """The first `count` int32 values at an address."""
+    return (c_int32 * count).from_address(address)
+
+
+def pages(
+    cache: PagedCache, request: int, first: int, last: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of tokens `first` ... `last` - 1 of a request: [n, num_heads, head_dim] each."""
+    size = cache.page_size.value
+    begin = integers(cache.indptr, request + 1)[request]
+    shape = (size, cache.num_heads, cache.head_dim)
+    sides = []
+    for data, page, token, head in (
+        (cache.k_data, cache.stride_page, cache.stride_n, cache.stride_h),
+        (cache.v_data, cache.v_stride_page, cache.v_stride_n, cache.v_stride_h),
+    ):
+        wanted = range(first // size, -(-last // size)) if last > first else range(0)
+        numbers = [integers(cache.indices, begin + index + 1)[begin + index] for index in wanted]
+        found = [array(data, shape, dtype, number * page, (token, head, 1)) for number in numbers]
+        rows = torch.cat(found) if found else torch.empty(0, *shape[1:], dtype=dtype)
+        skipped = first - (first // size) * size
+        sides.append(rows[skipped : skipped + max(last - first, 0)])
+    return sides[0], sides[1]
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))

@@ -1,0 +1,67 @@
+"""Compiles the simulation's two libraries, once per content, into the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.utils import cpp_extension
+
+HERE = Path(__file__).resolve().parent
+LIBRARY_NAMES = {"runtime": "libcudart.so.13", "driver": "libcuda.so.1"}
+"""What the dynamic linker looks for; a library that is loaded already under this name is taken."""
+
+
+def cache_folder() -> Path:
+    """Where compiled code of the simulation lies."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "trunnion" / "cuda-simulator"
+
+
+def device_library() -> Path:
+    """The backend under torch's CUDA key."""
+    includes = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    folder = Path(torch.__file__).parent / "lib"
+    links = [f"-L{folder}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    return _compile(HERE / "device.cpp", "libsimulated_device.so", "-std=c++20", abi, *includes, after=links)
+
+
+def runtime_library() -> Path:
+    """The CUDA runtime without a device."""
+    name = LIBRARY_NAMES["runtime"]
+    return _compile(HERE / "runtime.cpp", name, "-std=c++17", f"-Wl,-soname,{name}")
+
+
+def driver_library() -> Path:
+    """An empty driver library, so that what links against one can be linked and loaded."""
+    name = LIBRARY_NAMES["driver"]
+    return _compile(HERE / "driver.cpp", name, f"-Wl,-soname,{name}")
+
+
+def driver_link_folder() -> Path:
+    """Where a linker finds `-lcuda`."""
+    library = driver_library()
+    plain = library.with_name("libcuda.so")
+    if not plain.exists():
+        plain.symlink_to(library.name)
+    return library.parent
+
+
+def _compile(source: Path, name: str, *options: str, after: list[str] | None = None) -> Path:
+    command = ["c++", "-O1", "-shared", "-fPIC", *options]
+    key = hashlib.sha256("\0".join([torch.__version__, *command, *(after or ())]).encode() + source.read_bytes())
+    target = cache_folder() / key.hexdigest()[:16] / name
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        built = Path(scratch) / name
+        subprocess.run([*command, str(source), "-o", str(built), *(after or ())], check=True)
+        # Renamed at the end, so that another process never loads half a library.
+        built.rename(target)
+    return target

@@ -1,0 +1,35 @@
+"""The pytest plugin of test sessions: installs the simulation where there is no device, and says what that proves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cuda_simulator.install import install, is_needed
+
+ON_DEVICE = "ran on the device: {name}"
+SIMULATED = "ran on the simulated device: FlashInfer's plans and launches are real, its kernels are not"
+NOT_VERIFIED = (
+    "numerics, races and speed of FlashInfer's, Triton's and torch's kernels on a device",
+    "streams: copies that are late, host memory that is refilled early, events",
+    "what a driver refuses in a capture beyond waits and copies",
+    "NCCL",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Before anything asks torch for a device."""
+    if is_needed():
+        install()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last lines of a session: which tier ran, and what it does not verify."""
+    name = torch.cuda.get_device_name()
+    if name != "simulated":
+        terminalreporter.write_line(ON_DEVICE.format(name=name))
+        return
+    terminalreporter.write_line(SIMULATED)
+    for line in NOT_VERIFIED:
+        terminalreporter.write_line(f"not verified: {line}")

@@ -1,0 +1,1 @@
+"""trunnion on NVIDIA GPUs: attention on FlashInfer, CUDA graphs, kernels in Triton and TileLang."""

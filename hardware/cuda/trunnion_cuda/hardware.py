@@ -1,0 +1,152 @@
+"""The CUDA package's entry: FlashInfer's attention, CUDA graphs, Triton kernels, NCCL; else the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from trunnion.contract import Limits, MemoryProfile
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.collectives import Collectives, NoCollectives
+from trunnion.interfaces.hardware import EnvironmentProblem, Fence
+from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
+from trunnion.interfaces.model import Model
+from trunnion.interfaces.runner import Mode, Runner
+from trunnion.ops import registry
+from trunnion.reference import ReferenceHardware
+from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion_cuda.attention import FlashInferAttentionGroup, why_not_flashinfer
+from trunnion_cuda.collectives import NcclCollectives
+from trunnion_cuda.fences import EventFence
+from trunnion_cuda.kernels import kernels
+from trunnion_cuda.runner import CudaGraphRunner
+from trunnion_cuda.workspaces import FLOAT_BYTES, INT_BYTES
+
+DISPATCH_KEY = "CUDA"
+MINIMUM_CAPABILITY = (8, 0)
+"""FlashInfer's and Triton's kernels in bfloat16 start with sm_80."""
+
+
+class CudaHardware(ReferenceHardware):
+    """One NVIDIA GPU per process.
+
+    Args:
+        mode: how far its runners go; see `Hardware.limited_to`.
+    """
+
+    name = "cuda"
+    device_type = "cuda"
+    execution_modes = (Mode.EAGER, Mode.PIECEWISE, Mode.FULL)
+
+    def __init__(self, mode: Mode = Mode.FULL) -> None:
+        self.mode = mode
+        self._device = torch.device("cuda", 0)
+        self._fences: dict[int, EventFence] = {}
+
+    def limited_to(self, mode: Mode) -> CudaHardware:
+        return CudaHardware(mode)
+
+    def check_environment(self) -> Sequence[EnvironmentProblem]:
+        """A device that is new enough, and the compiler that FlashInfer needs for what is not compiled yet."""
+        problems = []
+        if not torch.cuda.is_available():
+            built = f"torch {torch.__version__} for CUDA {torch.version.cuda or 'none'}"
+            problems.append(
+                EnvironmentProblem(what="CUDA device", found=f"none ({built})", needed="a GPU and driver", fatal=True)
+            )
+        elif (found := torch.cuda.get_device_capability()) < MINIMUM_CAPABILITY:
+            problems.append(
+                EnvironmentProblem(
+                    what="compute capability",
+                    found=_dotted(found),
+                    needed=f">={_dotted(MINIMUM_CAPABILITY)}",
+                    fatal=True,
+                )
+            )
+        if shutil.which("nvcc") is None:
+            problems.append(
+                EnvironmentProblem(
+                    what="nvcc",
+                    found="not on PATH",
+                    needed="the CUDA toolkit: FlashInfer compiles its kernels when they are first planned",
+                    fatal=False,
+                )
+            )
+        return problems
+
+    def initialize(self, device_index: int) -> torch.device:
+        """Select the device, and register the kernels.
+
+        Raises:
+            ValueError: there is no such device; the text says which there are.
+        """
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not 0 <= device_index < count:
+            choices = f"0 ... {count - 1}" if count else "none, torch finds no CUDA device"
+            raise ValueError(f"device_index {device_index} does not exist on 'cuda'; choices: {choices}")
+        self._device = torch.device("cuda", device_index)
+        torch.cuda.set_device(self._device)
+        if why_no_kernels() is None and registry.OPERATORS.owner(DISPATCH_KEY) != self.name:
+            # Another package's key raises: running on its kernels, or on none, would go unnoticed.
+            for name, kernel in kernels().items():
+                registry.register(self.name, DISPATCH_KEY, name, kernel)
+        return self._device
+
+    def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
+        if isinstance(spec, AttentionSpec):
+            reason = why_not_flashinfer(spec)
+            return (FlashInferAttentionGroup, None) if reason is None else (CapturedAttentionGroup, reason)
+        if isinstance(spec, MLASpec):
+            return CapturedMLAGroup, "latent attention is not on FlashInfer yet"
+        return CapturedRecurrentGroup, "the delta net's kernels are operators; its group is the reference's"
+
+    def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
+        return NoCollectives() if size == 1 else NcclCollectives(rank, size, init_method, self._device)
+
+    def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
+        if self.mode is Mode.EAGER:
+            return super().create_runner(model, groups, limits, breaks)
+        return CudaGraphRunner(model, groups, limits, breaks, self._device, full_graphs=self.mode is Mode.FULL)
+
+    def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
+        """As the reference, and: graphs share one pool, in which a step takes no more than it takes outside."""
+        profile = super().memory_profile(model, limits)
+        graphs = 0 if self.mode is Mode.EAGER else profile.activations + profile.workspaces
+        return dataclasses.replace(
+            profile, graphs=graphs, workspaces=profile.workspaces + FLOAT_BYTES + 2 * INT_BYTES * num_groups(model)
+        )
+
+    def record_fence(self, buffer_set: int) -> Fence | None:
+        return self._fences.setdefault(buffer_set, EventFence()).record()
+
+    def kv_events(self, slots: KVEventSlots) -> KVEvents:
+        """The reference's: the host waits at each layer. Host functions of the stream are not here yet."""
+        return super().kv_events(slots)
+
+    def on_reference(self) -> Mapping[str, str]:
+        reason = why_no_kernels()
+        if reason is None:
+            return super().on_reference()
+        return dict.fromkeys(registry.OPERATORS.names(), reason)
+
+
+def why_no_kernels() -> str | None:
+    """Why Triton cannot launch here, or None."""
+    return None if torch.version.cuda else f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
+
+
+def num_groups(model: Model) -> int:
+    """Shapes of attention in a model, each of which plans in memory of its own."""
+    assert isinstance(model, torch.nn.Module), f"{type(model).__name__} is not a module"
+    return len({module.spec for module in model.modules() if hasattr(module, "spec")})
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+HARDWARE = CudaHardware
