@@ -133,7 +133,8 @@ def define_hardware_sessions(hardware: str) -> None:
         env = Environment(session, hardware).prepare("checkpoints", "tests", "lint")
         reports = fresh_folder(f"test-{hardware}")
         if session.posargs:
-            env.run("python", "-m", "pytest", *session.posargs, env=THREADS)
+            plugin, variables = _simulator(hardware)
+            env.run("python", "-m", "pytest", *plugin, *session.posargs, env=variables)
             return
         for folder in _suites(hardware):
             _pytest(env, folder, reports, *QUICK)
@@ -171,9 +172,19 @@ def _pytest(env: Environment, folder: str, reports: Path, *options: str, hardwar
     """One pytest process for one folder; its result is the report it leaves, and none is a failure."""
     path = reports / f"{folder.replace('/', '-')}.xml"
     name = ("--hardware", hardware or env.hardware) if folder in PER_HARDWARE else ()
-    command = ("-m", "pytest", "-q", folder, *name, *options, f"--junitxml={path}", "-o", f"junit_suite_name={folder}")
-    succeeded = _succeeds(env, "python", *command, variables=THREADS)
+    plugin, variables = _simulator(env.hardware)
+    options = (*plugin, *options, f"--junitxml={path}", "-o", f"junit_suite_name={folder}")
+    succeeded = _succeeds(env, "python", "-m", "pytest", "-q", folder, *name, *options, variables=variables)
     Report.confirm(path, folder, succeeded)
+
+
+def _simulator(hardware: str) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Options and variables that let a package's simulated device stand in where there is no real one."""
+    folder = ROOT / "hardware" / hardware / "simulator"
+    package = f"{hardware}_simulator"
+    if not (folder / package / "plugin.py").is_file():
+        return (), THREADS
+    return ("-p", f"{package}.plugin"), {**THREADS, "PYTHONPATH": str(folder)}
 
 
 def _build_and_try_wheels(env: Environment, reports: Path) -> None:

@@ -15,8 +15,17 @@ from .batches import SHAPES, GroupRig, Shape, build_step, live_rows, to_device
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-def _attention(heads: int, kv_heads: int, dtype: torch.dtype = torch.float32, **options: object) -> AttentionSpec:
-    return AttentionSpec(num_qo_heads=heads, num_kv_heads=kv_heads, head_dim=16, scale=0.3, dtype=dtype, **options)  # type: ignore[arg-type]
+def _attention(
+    heads: int, kv_heads: int, dtype: torch.dtype = torch.float32, head_dim: int = 16, **options: object
+) -> AttentionSpec:
+    return AttentionSpec(
+        num_qo_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=0.3, dtype=dtype, **options
+    )  # type: ignore[arg-type]
+
+
+def _wide(heads: int, kv_heads: int, **options: object) -> AttentionSpec:
+    """Shapes that vendors' attention kernels take."""
+    return _attention(heads, kv_heads, torch.bfloat16, head_dim=64, **options)
 
 
 SPECS: dict[str, GroupSpec] = {
@@ -32,6 +41,9 @@ SPECS: dict[str, GroupSpec] = {
     "sinks": _attention(4, 2, has_sinks=True),
     "sinks-window": _attention(4, 2, has_sinks=True, window=5),
     "soft-cap-window-bf16": _attention(4, 1, torch.bfloat16, soft_cap=2.0, window=6),
+    "wide-bf16": _wide(4, 2),
+    "wide-grouped-bf16": _wide(8, 2),
+    "wide-soft-cap-window-bf16": _wide(8, 2, soft_cap=2.0, window=6),
     "mla": MLASpec(num_qo_heads=3, kv_lora_rank=16, rope_head_dim=8, scale=0.2, dtype=torch.float32),
     "mla-bf16": MLASpec(num_qo_heads=2, kv_lora_rank=32, rope_head_dim=8, scale=0.2, dtype=torch.bfloat16),
     "recurrent": RecurrentSpec(

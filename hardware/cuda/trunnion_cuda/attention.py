@@ -1,7 +1,7 @@
 """Paged attention on FlashInfer's wrappers: planned once per step from the host's copies, graph mode for full graphs.
 
 Rows that have no slot (placeholders of short drafts, padding of a graph) are queries of a request without keys: what
-lies in the cache at their positions is in nobody's range of keys. Wrappers are those of flashinfer 0.7.4, called by keyword.
+lies in the cache at their positions is in nobody's range of keys. Wrappers are those of flashinfer 0.7.4.
 """
 
 from __future__ import annotations

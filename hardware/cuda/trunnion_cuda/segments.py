@@ -35,8 +35,8 @@ def segments_of(
     """The runs of requests `first` onwards.
 
     A request whose last rows have no slot becomes two runs: rows that have one, which see the keys that are written,
-    and the others, which see none. With `query_len` the step is a full graph of `padded_reqs` requests: then every request
-    of more than one token is two runs, so that a bucket always has as many.
+    and the others, which see none. With `query_len` the step is a full graph of `padded_reqs` requests: then every
+    request of more than one token is two runs, so that a bucket always has as many.
     """
     counts, group = step.counts, step.host.groups[cache_index]
     assert group.slot_mapping is not None and group.kv_indptr is not None and group.kv_last_page_len is not None

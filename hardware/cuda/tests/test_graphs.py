@@ -1,0 +1,134 @@
+"""Attention inside captured graphs: replays on other steps than the one that was captured, against the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from tests.conformance.batches import GroupRig, Request, Shape, build_step, live_rows
+from trunnion.contract import BatchTensors, GroupTensors
+from trunnion.interfaces.attention import AttentionSpec, StepInputs
+from trunnion.reference import ReferenceHardware
+from trunnion_cuda.attention import FlashInferAttentionGroup
+from trunnion_cuda.capture import CudaCapture
+
+DEVICE = torch.device("cuda", 0)
+NUM_REQS, MAX_BLOCKS, BLOCK_SIZE = 4, 24, 4
+SPECS = {
+    "cuda-cores": {"num_qo_heads": 4, "num_kv_heads": 2},
+    "tensor-cores": {"num_qo_heads": 8, "num_kv_heads": 2},
+    "soft-cap-window": {"num_qo_heads": 8, "num_kv_heads": 2, "soft_cap": 2.0, "window": 6},
+}
+
+
+def _spec(name: str) -> AttentionSpec:
+    return AttentionSpec(head_dim=64, scale=0.3, dtype=torch.bfloat16, **SPECS[name])
+
+
+class GraphRig:
+    """One bucket of a group: persistent inputs, a captured call of `run`, and the reference beside it."""
+
+    def __init__(self, spec: AttentionSpec, query_len: int) -> None:
+        self.spec, self.query_len = spec, query_len
+        self.tested = GroupRig(FlashInferAttentionGroup, spec, DEVICE, BLOCK_SIZE)
+        self.truth = GroupRig(ReferenceHardware().group_class(spec)[0], spec, torch.device("cpu"), BLOCK_SIZE)
+        self.rows = NUM_REQS * query_len
+        self.inputs = {
+            "slot_mapping": (self.rows,),
+            "block_table": (NUM_REQS, MAX_BLOCKS),
+            "kv_start": (NUM_REQS,),
+            "kv_indptr": (NUM_REQS + 1,),
+            "kv_indices": (NUM_REQS * MAX_BLOCKS,),
+            "kv_last_page_len": (NUM_REQS,),
+        }
+        self.device = {
+            name: torch.zeros(shape, dtype=torch.int32, device=DEVICE) for name, shape in self.inputs.items()
+        }
+        self.seq_lens = torch.zeros(NUM_REQS, dtype=torch.int32, device=DEVICE)
+        heads, kv_heads, dim = spec.num_qo_heads, spec.num_kv_heads, spec.head_dim
+        self.qkv = [
+            torch.zeros(self.rows, count, dim, dtype=spec.dtype, device=DEVICE) for count in (heads, kv_heads, kv_heads)
+        ]
+        with torch.inference_mode():
+            self.stage(build_step(spec, Shape("none", ()), BLOCK_SIZE, self.tested.num_blocks, 0))
+            capture = CudaCapture(DEVICE)
+            self.tested.group.run(1, *self.qkv)
+            capture.begin()
+            self.out = self.tested.group.run(1, *self.qkv)
+            self.graph = capture.end()
+
+    def stage(self, step: StepInputs) -> None:
+        """Pad and upload as the executor does, and plan."""
+        host = step.host.groups[0]
+        count = step.counts.num_reqs
+        for name in self.inputs:
+            self.device[name].fill_(-1 if name == "slot_mapping" else 0)
+            values = getattr(host, name)
+            used = int(host.kv_indptr[count]) if name == "kv_indices" else len(values)
+            target = self.device[name][:used]
+            (target[:, : values.shape[1]] if values.dim() == 2 else target).copy_(values[:used])
+        self.device["kv_indptr"][count + 1 :] = int(host.kv_indptr[count])
+        self.seq_lens.zero_()
+        self.seq_lens[:count].copy_(step.host.seq_lens)
+        device = dataclasses.replace(step.host, seq_lens=self.seq_lens, groups=(GroupTensors(**self.device),))
+        assert isinstance(device, BatchTensors)
+        self.tested.group.plan(StepInputs(step.counts, step.host, device, in_full_graph=True))
+
+    @torch.inference_mode()
+    def replay(self, shape: Shape, seed: int) -> None:
+        """One step of both, compared: outputs of rows that have a slot, and whole caches."""
+        generator = torch.Generator().manual_seed(seed)
+        step = build_step(self.spec, shape, BLOCK_SIZE, self.truth.num_blocks, seed)
+        rows = live_rows(self.spec, shape, step, BLOCK_SIZE)
+        for cache in self.truth.caches[1].values():
+            cache.fill_(torch.nan)
+            values = torch.randn(len(rows), *cache.shape[2:], generator=generator)
+            cache.view(-1, *cache.shape[2:])[rows] = values.to(cache.dtype)
+        self.tested.fill_like(self.truth)
+        inputs = [torch.randn(self.rows, *x.shape[1:], generator=generator).to(x.dtype) for x in self.qkv]
+        for target, values in zip(self.qkv, inputs, strict=True):
+            target.copy_(values)
+            target[shape.num_tokens :] = torch.nan
+        self.stage(step)
+        self.graph.replay()
+        self.truth.group.plan(step)
+        expected = self.truth.group.run(1, *(x[: shape.num_tokens] for x in inputs))[shape.real_rows]
+        actual = self.out.cpu()[shape.real_rows]
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=2e-2, atol=2e-2)
+        for name, cache in self.truth.caches[1].items():
+            torch.testing.assert_close(self.tested.caches[1][name].cpu(), cache, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_replay_follows_the_lengths(name: str) -> None:
+    """Captured without a request; replayed full, with fewer requests, long ones and again short ones."""
+    rig = GraphRig(_spec(name), 1)
+    for seed, contexts in enumerate(((3, 0, 17, 5), (40, 39), (60, 1, 2, 61), (1,), (), (4, 4, 4))):
+        requests = tuple(Request(context, 1) for context in contexts)
+        rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
+
+
+@pytest.mark.parametrize("name", ["tensor-cores", "soft-cap-window"])
+def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
+    """Placeholders in a graph: their rows take no part, whatever lies in the cache where they would be."""
+    rig = GraphRig(_spec(name), 3)
+    rng = random.Random(1)
+    for seed in range(6):
+        requests = tuple(Request(rng.randint(1, 50), 3, unwritten=rng.randint(0, 2)) for _ in range(rng.randint(0, 4)))
+        rig.replay(Shape("verify", requests, num_decodes=len(requests), decode_query_len=3), seed)
+
+
+def test_other_heads_than_planned_are_refused() -> None:
+    """FlashInfer reads past the rows instead."""
+    spec = _spec("cuda-cores")
+    rig = GroupRig(FlashInferAttentionGroup, spec, DEVICE)
+    wrong = torch.zeros(2, 3, 64, dtype=spec.dtype, device=DEVICE)
+    with pytest.raises(ValueError, match="do not have the heads"):
+        rig.group.run(0, torch.zeros(2, 4, 64, dtype=spec.dtype, device=DEVICE), wrong, wrong)
+    group = FlashInferAttentionGroup(spec, 1, DEVICE)
+    with pytest.raises(ValueError, match=r"expected \[num_blocks, block_size, 2, 64\]"):
+        cache = torch.zeros(8, 4, 3, 64, dtype=spec.dtype, device=DEVICE)
+        group.bind_kv_cache(0, [{"k_cache": cache, "v_cache": cache}])
