@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trunnion.config import ExecutorConfig
-from trunnion.contract import BatchCounts, BatchTensors, ForwardBatch, GroupTensors, Limits
+from trunnion.contract import BatchCounts, BatchTensors, ForwardBatch, ForwardOutput, GroupTensors, Limits
 from trunnion.errors import BatchRefused
 from trunnion.interfaces.hardware import Hardware
 from trunnion.runner.model_executor import ModelExecutor
@@ -69,6 +69,13 @@ def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None) -> ForwardB
     return ForwardBatch(counts, tensors)
 
 
+def run(executor: ModelExecutor, batch: ForwardBatch, buffer_set: int = 0) -> ForwardOutput:
+    """One step, waited for: only then may the set be filled again, or its output be read."""
+    output = executor.execute(batch, buffer_set)
+    executor.wait(output.fence)
+    return output
+
+
 def test_the_order_of_calls_is_enforced(executor: ModelExecutor) -> None:
     """Nothing runs before caches are bound; caches are bound once, and only with the right shapes."""
     with pytest.raises(BatchRefused, match="bind_kv_cache"):
@@ -81,7 +88,10 @@ def test_the_order_of_calls_is_enforced(executor: ModelExecutor) -> None:
         executor.allocate_kv_cache([8, 8])
     caches = [
         [
-            {tensor.name: torch.zeros(40, *tensor.shape, dtype=tensor.dtype) for tensor in group.tensors}
+            {
+                tensor.name: torch.zeros(40, *tensor.shape, dtype=tensor.dtype, device=executor.device)
+                for tensor in group.tensors
+            }
             for _ in group.layers
         ]
         for group in executor.kv_cache_spec().groups
@@ -106,11 +116,11 @@ def test_a_prompt_in_pieces_gives_the_same_logits(executor: ModelExecutor) -> No
     """Whole, in two chunks, and token by token."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    whole = executor.execute(batch_of(9)).logits.clone()
-    executor.execute(batch_of(5))
-    chunked = executor.execute(batch_of(4, contexts=(5,))).logits.clone()
+    whole = run(executor, batch_of(9)).logits.clone()
+    run(executor, batch_of(5))
+    chunked = run(executor, batch_of(4, contexts=(5,))).logits.clone()
     for position in range(9):
-        stepwise = executor.execute(batch_of(1, contexts=(position,))).logits.clone()
+        stepwise = run(executor, batch_of(1, contexts=(position,))).logits.clone()
     torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)
 
@@ -135,15 +145,15 @@ def test_an_empty_step_is_valid(executor: ModelExecutor) -> None:
     """T = 0: no logits, nothing written, and the next step is right."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    assert executor.execute(batch_of()).logits.shape == (0, executor.vocab_size)
-    assert torch.isfinite(executor.execute(batch_of(3)).logits).all()
+    assert run(executor, batch_of()).logits.shape == (0, executor.vocab_size)
+    assert torch.isfinite(run(executor, batch_of(3)).logits).all()
 
 
 def test_what_python_refuses_leaves_the_next_step_right(executor: ModelExecutor) -> None:
     """Shapes, dtypes, layouts and counts are named; nothing of a refused batch is used."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    good = executor.execute(batch_of(5, 2)).logits.clone()
+    good = run(executor, batch_of(5, 2)).logits.clone()
     faults = {
         "input_ids": lambda batch: setattr(batch.tensors, "input_ids", batch.tensors.input_ids.long()),
         "positions": lambda batch: setattr(batch.tensors, "positions", batch.tensors.positions.repeat(2)[::2]),
@@ -158,18 +168,18 @@ def test_what_python_refuses_leaves_the_next_step_right(executor: ModelExecutor)
         break_it(batch)
         with pytest.raises(BatchRefused, match=field):
             executor.execute(batch)
-        torch.testing.assert_close(executor.execute(batch_of(5, 2)).logits, good, rtol=0, atol=0)
+        torch.testing.assert_close(run(executor, batch_of(5, 2)).logits, good, rtol=0, atol=0)
 
 
 def test_lent_buffers_stay_where_they_are(executor: ModelExecutor) -> None:
     """A step of the same counts uses the same tensors at the boundary, and logits come in the same rows."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    first = executor.execute(batch_of(2, 2)).logits
-    second = executor.execute(batch_of(2, 2)).logits
+    first = run(executor, batch_of(2, 2)).logits
+    second = run(executor, batch_of(2, 2)).logits
     assert first is second
     assert first.data_ptr() == executor.input_buffers()[0].output_rows.data_ptr()
-    other_set = executor.execute(batch_of(2, 2), buffer_set=1).logits
+    other_set = run(executor, batch_of(2, 2), buffer_set=1).logits
     assert other_set.data_ptr() == executor.input_buffers()[1].output_rows.data_ptr() != first.data_ptr()
 
 
@@ -177,7 +187,7 @@ def test_logits_are_float32_without_padding(executor: ModelExecutor) -> None:
     """The vocabulary of 131 is padded inside the model, never outside."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    logits = executor.execute(batch_of(3)).logits
+    logits = run(executor, batch_of(3)).logits
     assert logits.dtype == torch.float32
     assert logits.shape == (1, 131)
 

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ import versions
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {dist.name: dist for dist in versions.distributions(ROOT)}
-IMPORT_NAMES = {"trunnion-host": "trunnion_host", "trunnion-models": "trunnion_models", "trunnion-cpu": "trunnion_cpu"}
+IMPORT_NAMES = {name: dist.versions.parent.name for name, dist in DISTRIBUTIONS.items()}
 
 
 def write_tree(root: Path, files: Mapping[str, str]) -> Path:
@@ -92,7 +93,7 @@ class TestVersions:
         root = write_tree(copy_machinery(tmp_path), {"hardware/toy/pyproject.toml": TOY})
         files = versions.expected_files(root)
         extras = tomllib.loads(files[root / "packages/trunnion/pyproject.toml"])["project"]["optional-dependencies"]
-        assert list(extras) == ["cpu", "toy", "images"]
+        assert {"cpu", "toy", "images"} <= set(extras)
         assert [requirement.split("==")[0] for requirement in extras["toy"]] == [
             "trunnion-toy",
             "trunnion-host",
@@ -109,12 +110,12 @@ class TestDistributions:
         imported -= {package.name, *sys.stdlib_module_names}
         project = tomllib.loads(dist.pyproject.read_text())["project"]
         declared = {re.split(r"[\[=<>~!; ]", requirement)[0] for requirement in project.get("dependencies", ())}
-        declared = {IMPORT_NAMES.get(requirement, requirement) for requirement in declared}
+        declared = {IMPORT_NAMES.get(requirement, requirement.removesuffix("-python")) for requirement in declared}
         # The command line starts the host where it is installed, and images are opened by Pillow: extras bring both.
         optional = {"trunnion_host", "PIL"} if name == "trunnion" else set()
         assert imported - optional - declared == set(), "imported, not declared"
         # The host imports the common package from C++.
-        siblings = {IMPORT_NAMES.get(sibling, sibling) for sibling in DISTRIBUTIONS}
+        siblings = set(IMPORT_NAMES.values())
         assert declared - imported - siblings == set(), "declared, never imported"
 
     @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
@@ -123,6 +124,11 @@ class TestDistributions:
         groups = [project.get("scripts", {}), *project.get("entry-points", {}).values()]
         for target in (target for group in groups for target in group.values()):
             module, _, attribute = target.partition(":")
+            if find_spec(module.partition(".")[0]) is None:
+                # Another hardware's environment has it; here it is only read.
+                source = DISTRIBUTIONS[name].folder / f"{module.replace('.', '/')}.py"
+                assert re.search(rf"^(class|def) {attribute}\b", source.read_text(), re.MULTILINE), target
+                continue
             assert not attribute or hasattr(import_module(module), attribute), target
 
 

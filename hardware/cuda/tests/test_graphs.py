@@ -7,8 +7,8 @@ import random
 
 import pytest
 import torch
-
 from tests.conformance.batches import GroupRig, Request, Shape, build_step, live_rows
+
 from trunnion.contract import BatchTensors, GroupTensors
 from trunnion.interfaces.attention import AttentionSpec, StepInputs
 from trunnion.reference import ReferenceHardware
