@@ -15,7 +15,7 @@ TIMEOUT_SECONDS = 280
 
 
 def run(file: str, marks: str) -> None:
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file), "-m", marks)
+    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / file), "-m", marks)
     environment = dict(os.environ, TRITON_INTERPRET="1")
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

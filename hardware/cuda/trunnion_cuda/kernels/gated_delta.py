@@ -3,7 +3,7 @@
 Decode, per token and v-head: the state of Dk x Dv float32 is read and written once, `8 Dk Dv` bytes for about `7 Dk Dv`
 FLOPs: memory bandwidth is the limit. Prefill goes in chunks of C tokens: the system's inverse is made for all chunks at
 once (C ^ 2 (2 Dk + C) FLOPs each), then the state passes through the chunks (`2 C (3 Dk Dv + C (Dk + Dv))` each):
-tensor cores in tf32, with as many programs as there are requests, v-heads and V-blocks. The convolution moves `2 T C b`
+tensor cores, with as many programs as there are requests, v-heads and V-blocks. The convolution moves `2 T C b`
 bytes.
 """
 
@@ -25,8 +25,8 @@ ARCHITECTURES = EVERY_ARCHITECTURE
 MAX_KERNEL = 4
 """Taps of the convolution: the inputs before a token are kept in three variables."""
 MAX_KEY_DIM = 256
-CHUNK = 64
-"""Tokens of a chunk; shorter sequences run token by token."""
+CHUNK = 32
+"""Tokens of a chunk; shorter sequences run token by token, and so do all in float32. 64 would spill registers."""
 L2_EPS = 1e-6
 CONV_SPACE = Space(
     "causal_conv1d", (Config({"BLOCK": 256}), Config({"BLOCK": 512}), Config({"BLOCK": 128}, num_warps=2))
@@ -34,9 +34,8 @@ CONV_SPACE = Space(
 CHUNK_SPACE = Space(
     "gated_delta_chunks",
     (
-        Config({"V": 32}, num_warps=4, num_stages=1),
-        Config({"V": 64}, num_warps=8, num_stages=1),
         Config({"V": 16}, num_warps=4, num_stages=1),
+        Config({"V": 32}, num_warps=8, num_stages=1),
     ),
 )
 RECURRENT_V = 32
@@ -94,7 +93,8 @@ def causal_conv1d_silu(
         launch(
             _conv_kernel, (num_tokens, batch, ceil_div(channels, block)),
             x, state, weight, weight if bias is None else bias, out, new_state,
-            num_tokens, channels, x.stride(0), x.stride(1), HAS_BIAS=bias is not None, KERNEL=kernel, BLOCK=block, **config.options,
+            num_tokens, channels, x.stride(0), x.stride(1),
+            HAS_BIAS=bias is not None, KERNEL=kernel, BLOCK=block, **config.options,
         )  # fmt: skip
 
     TUNER.run(CONV_SPACE, (str(x.dtype), channels, min(batch * num_tokens, 1024).bit_length()), run)
@@ -176,7 +176,7 @@ def _decays(g, first, num_tokens, g_token, C: tl.constexpr):
 @triton.jit
 def _inverse_kernel(
     k, g, beta, inverse, num_tokens, num_chunks, key_dim, value_heads, repeats, q_token, q_batch, g_token, g_batch,
-    beta_token, beta_batch, EPS: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+    beta_token, beta_batch, EPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """The inverse of one chunk's unit lower triangular system, [C, C], by forward substitution."""
     chunk = tl.program_id(0)
@@ -200,7 +200,7 @@ def _inverse_kernel(
     )
     is_past = token[:, None] > token[None, :]
     between = tl.exp(tl.where(is_past, total[:, None] - total[None, :], float("-inf")))
-    system = -rate[:, None] * between * tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+    system = -rate[:, None] * between * tl.dot(keys, tl.trans(keys))
     made = system
     for row in range(1, C):
         # Row by row: a row of the inverse is made of the system's row and of the inverse's rows above it.
@@ -216,7 +216,7 @@ def _inverse_kernel(
 def _chunks_kernel(
     q, k, v, g, beta, inverse, states, new_states, out, num_tokens, num_chunks, key_dim, value_dim, value_heads,
     repeats, q_scale, q_token, q_batch, v_token, v_batch, g_token, g_batch, beta_token, beta_batch,
-    EPS: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    EPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """V columns of one head's state through all chunks of one sequence."""
     batch = tl.program_id(0).to(tl.int64)
@@ -229,34 +229,38 @@ def _chunks_kernel(
     state_at = (batch * value_heads + head) * key_dim * value_dim + feature[:, None] * value_dim + column[None, :]
     state = tl.load(states + state_at, mask=mask, other=0.0).to(tl.float32)
     key_at = batch * q_batch + (head // repeats) * key_dim
+    # Products of the inputs' dtype, added up in float32: float32 operands of whole keys would not stay in registers.
+    dtype: tl.constexpr = v.dtype.element_ty
     for chunk in range(num_chunks):
         first = chunk * C
         row = (first + token).to(tl.int64)
         is_token = row < num_tokens
-        keys = _loaded_keys(k + key_at + first.to(tl.int64) * q_token, q_token, is_token, key_dim, C, K, EPS)
+        k_at = k + key_at + first.to(tl.int64) * q_token
+        keys = _loaded_keys(k_at, q_token, is_token, key_dim, C, K, EPS).to(dtype)
         total = _decays(g + batch * g_batch + head, first, num_tokens, g_token, C)
         from_start = tl.exp(total)
         rate = tl.load(beta + batch * beta_batch + row * beta_token + head, mask=is_token, other=0.0).to(tl.float32)
         v_at = v + batch * v_batch + row[:, None] * v_token + head * value_dim + column[None, :]
         value_mask = is_token[:, None] & is_column[None, :]
         values = tl.load(v_at, mask=value_mask, other=0.0).to(tl.float32)
-        wanted = values - from_start[:, None] * tl.dot(keys, state, input_precision=PRECISION)
+        carried = state.to(dtype)
+        wanted = rate[:, None] * (values - from_start[:, None] * tl.dot(keys, carried))
         at = ((batch * value_heads + head) * num_chunks + chunk) * C * C
-        solved = tl.load(inverse + at + token[:, None] * C + token[None, :])
-        corrections = tl.dot(solved, rate[:, None] * wanted, input_precision=PRECISION)
-        queries = (
-            _loaded_keys(q + key_at + first.to(tl.int64) * q_token, q_token, is_token, key_dim, C, K, EPS) * q_scale
-        )
+        solved = tl.load(inverse + at + token[:, None] * C + token[None, :]).to(dtype)
+        corrections = tl.dot(solved, wanted.to(dtype))
+        q_at = q + key_at + first.to(tl.int64) * q_token
+        queries = (_loaded_keys(q_at, q_token, is_token, key_dim, C, K, EPS) * q_scale).to(dtype)
         is_past = token[:, None] >= token[None, :]
         between = tl.exp(tl.where(is_past, total[:, None] - total[None, :], float("-inf")))
-        within = between * tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        result = from_start[:, None] * tl.dot(queries, state, input_precision=PRECISION)
-        result += tl.dot(within, corrections, input_precision=PRECISION)
+        within = between * tl.dot(queries, tl.trans(keys))
+        result = from_start[:, None] * tl.dot(queries, carried)
+        result += tl.dot(within.to(dtype), corrections.to(dtype))
         out_at = out + ((batch * num_tokens + row) * value_heads + head)[:, None] * value_dim + column[None, :]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=value_mask)
         end = tl.sum(tl.where(token == C - 1, total, 0.0), axis=0)
-        fading = keys * tl.exp(end - total)[:, None]
-        state = tl.exp(end) * state + tl.dot(tl.trans(fading), corrections, input_precision=PRECISION)
+        # The decay to the end goes with the corrections: the keys' product is then the same as above.
+        fading = (corrections * tl.exp(end - total)[:, None]).to(dtype)
+        state = tl.exp(end) * state + tl.dot(tl.trans(keys), fading)
     tl.store(new_states + state_at, state.to(new_states.dtype.element_ty), mask=mask)
 
 
@@ -280,17 +284,16 @@ def gated_delta_rule(
     batch, num_tokens, value_heads, value_dim = v.shape
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     new_state = torch.empty(state.shape, dtype=state.dtype, device=v.device)
-    if num_tokens < CHUNK:
+    if num_tokens < CHUNK or v.dtype == torch.float32:
         _recurrent(q, k, v, g, beta, state, new_state, out, None)
         return out, new_state
     key_dim, repeats, num_chunks = q.shape[-1], value_heads // k.shape[2], ceil_div(num_tokens, CHUNK)
     inverse = torch.empty((batch, value_heads, num_chunks, CHUNK, CHUNK), dtype=torch.float32, device=v.device)
-    precision = "tf32x3" if v.dtype == torch.float32 else "tf32"
     block_k = max(power_of_two(key_dim), 16)
     rates = g.stride(1), g.stride(0), beta.stride(1), beta.stride(0)
     launch(
         _inverse_kernel, (num_chunks, value_heads, batch), k, g, beta, inverse, num_tokens, num_chunks, key_dim,
-        value_heads, repeats, k.stride(1), k.stride(0), *rates, EPS=L2_EPS, PRECISION=precision, C=CHUNK, K=block_k,
+        value_heads, repeats, k.stride(1), k.stride(0), *rates, EPS=L2_EPS, C=CHUNK, K=block_k,
         num_warps=4, num_stages=1,
     )  # fmt: skip
 
@@ -299,7 +302,7 @@ def gated_delta_rule(
             _chunks_kernel, (batch, value_heads, ceil_div(value_dim, config["V"])),
             q, k, v, g, beta, inverse, state, new_state, out, num_tokens, num_chunks, key_dim, value_dim, value_heads,
             repeats, key_dim**-0.5, q.stride(1), q.stride(0), v.stride(1), v.stride(0), *rates,
-            EPS=L2_EPS, PRECISION=precision, C=CHUNK, K=block_k, **config.blocks, **config.options,
+            EPS=L2_EPS, C=CHUNK, K=block_k, **config.blocks, **config.options,
         )  # fmt: skip
 
     TUNER.run(CHUNK_SPACE, (str(v.dtype), batch, value_heads, key_dim, value_dim), run)
@@ -454,7 +457,8 @@ def recurrent_decode(
         _conv_decode_kernel, (num_reqs, ceil_div(channels, block)),
         mixed_qkv, conv_state, conv_weight, conv_weight if conv_bias is None else conv_bias, mixed,
         columns.state_indices, columns.has_initial_state, columns.has_initial_state if accepted is None else accepted,
-        length, channels, mixed_qkv.stride(0), conv_state.stride(0), columns.state_indices.stride(0), HAS_BIAS=conv_bias is not None,
+        length, channels, mixed_qkv.stride(0), conv_state.stride(0), columns.state_indices.stride(0),
+        HAS_BIAS=conv_bias is not None,
         HAS_ACCEPTED=accepted is not None, KERNEL=kernel, BLOCK=block,
     )  # fmt: skip
     keys = num_k_heads * key_dim

@@ -242,6 +242,16 @@ def _combine_kernel(values, weights, ids, out, num_experts, size, TOP_K: tl.cons
     tl.store(out + token * size + column, total.to(out.dtype.element_ty), mask=mask)
 
 
+def _fits(config: Config, rows_per_expert: float, is_wide: bool) -> bool:
+    """Blocks that are mostly padding waste the tensor cores, small ones read an expert's weights several times."""
+    if is_wide:
+        # float32: larger tiles do not stay in registers.
+        return config["M"] <= 32 and config["N"] == 64
+    if rows_per_expert < 16:
+        return config["M"] <= 32
+    return config["M"] >= 64 if rows_per_expert > 128 else 32 <= config["M"] <= 64
+
+
 def fused_experts(
     x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
@@ -259,6 +269,8 @@ def fused_experts(
     precision = "tf32x3" if x.dtype == torch.float32 else "tf32"
 
     def run(config: Config) -> None:
+        # Three products in tf32 for one in float32 keep as many operands in registers.
+        blocks_of = dict(config.blocks, K=32) if x.dtype == torch.float32 else config.blocks
         blocks = sort_by_expert(topk_ids, num_experts, config["M"])
         num_choices, max_blocks = blocks.num_choices, blocks.experts.shape[0]
         gated = torch.empty((num_choices, intermediate), dtype=x.dtype, device=x.device)
@@ -269,7 +281,7 @@ def fused_experts(
                 _grouped_gemm_kernel, (max_blocks, ceil_div(columns, config["N"])),
                 source, weight, target, blocks.choices, blocks.experts, num_choices, columns, source.shape[1],
                 source.stride(0), ROWS_PER_CHOICE=per_choice, GATED=weight is w13, PRECISION=precision,
-                **config.blocks, **config.options,
+                **blocks_of, **config.options,
             )  # fmt: skip
         block = min(power_of_two(hidden), 1024)
         grid = num_tokens, ceil_div(hidden, block)
@@ -278,7 +290,8 @@ def fused_experts(
         )
 
     key = str(x.dtype), num_experts, hidden, intermediate, top_k, size_class(num_tokens)
-    TUNER.run(SPACE, key, run, lambda config: config["M"] <= 16 or num_tokens * top_k > num_experts)
+    is_wide = x.dtype == torch.float32
+    TUNER.run(SPACE, key, run, lambda config: _fits(config, num_tokens * top_k / num_experts, is_wide))
     return out
 
 

@@ -23,14 +23,16 @@ ARCHITECTURES = EVERY_ARCHITECTURE
 SPACE = Space(
     "paged_attention",
     (
-        Config({"M": 16, "N": 64}, num_warps=4, num_stages=2),
-        Config({"M": 16, "N": 32}, num_warps=2, num_stages=3),
-        Config({"M": 16, "N": 128}, num_warps=8, num_stages=2),
-        Config({"M": 64, "N": 64}, num_warps=4, num_stages=2),
-        Config({"M": 64, "N": 32}, num_warps=4, num_stages=3),
-        Config({"M": 128, "N": 64}, num_warps=8, num_stages=2),
+        Config({"M": 16, "N": 64, "D": 128}, num_warps=4, num_stages=2),
+        Config({"M": 16, "N": 32, "D": 256}, num_warps=4, num_stages=2),
+        Config({"M": 16, "N": 128, "D": 128}, num_warps=8, num_stages=2),
+        Config({"M": 64, "N": 32, "D": 128}, num_warps=4, num_stages=2),
+        Config({"M": 64, "N": 64, "D": 128}, num_warps=8, num_stages=2),
+        Config({"M": 128, "N": 32, "D": 128}, num_warps=8, num_stages=2),
+        Config({"M": 64, "N": 32, "D": 256}, num_warps=8, num_stages=2),
     ),
 )
+"""D: the longest head whose tiles stay in registers."""
 MAX_HEAD_DIM = 256
 SPLIT_KEYS = 1024
 """Keys that one program of a decode takes at least, if they are split at all."""
@@ -248,21 +250,42 @@ def paged_attention(
             GROUP=group, HEAD_DIM=head_dim, D=block_d, UNIFORM=keys.query_start_loc is None,
             HAS_START=keys.kv_start is not None, HAS_SLOTS=keys.slot_mapping is not None,
             HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None, HAS_SINKS=sinks is not None, SPLITS=splits,
-            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", **config.blocks, **config.options,
+            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", M=config["M"], N=config["N"], **config.options,
         )  # fmt: skip
 
     def fits(config: Config) -> bool:
-        # A decode's tile of 64 rows would be mostly empty, a prefill's of 16 would read the keys too often.
         is_small = keys.max_query_len * group <= 32
-        return (config["M"] == 16) == is_small and block_d * (config["M"] + config["N"]) <= 256 * 128
+        if q.dtype == torch.float32:
+            # Three products in tf32 for one in float32 keep as many operands in registers.
+            return config["M"] == 16 and config["N"] == 32
+        # A decode's tile of 64 rows would be mostly empty, a prefill's of 16 would read the keys too often.
+        return (config["M"] == 16) == is_small and block_d <= config["D"]
 
     key = str(q.dtype), str(k_cache.dtype), num_q_heads, num_kv_heads, head_dim, size_class(keys.max_query_len), splits
     TUNER.run(SPACE, key, run, fits)
     if splits > 1:
-        used = keys.query_start_loc
-        launch(
-            _combine_kernel, (num_tokens, num_q_heads), part, part_max, part_sum, out,
-            none if used is None else used[num_reqs:], num_tokens, num_q_heads, out.stride(0), out.stride(1), v_scale,
-            HAS_USED=used is not None, SPLITS=splits, HEAD_DIM=head_dim, D=block_d,
-        )  # fmt: skip
+        used = None if keys.query_start_loc is None else keys.query_start_loc[num_reqs:]
+        add_parts(part, part_max, part_sum, out, num_used=used, v_scale=v_scale)
     return out
+
+
+def add_parts(
+    part: torch.Tensor,
+    part_max: torch.Tensor,
+    part_sum: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    num_used: torch.Tensor | None = None,
+    v_scale: float = 1.0,
+) -> None:
+    """out [T, H, D] from what S programs each have found in their share of the keys.
+
+    part [S, T, H, D] float32: values times `exp(score - part_max)`, part_max and part_sum [S, T, H]: the greatest score
+    and the sum of the weights; S is a power of two. Rows from `num_used` (one int32 on the device) on are left alone.
+    """
+    splits, num_tokens, num_heads, head_dim = part.shape
+    launch(
+        _combine_kernel, (num_tokens, num_heads), part, part_max, part_sum, out, part if num_used is None else num_used,
+        num_tokens, num_heads, out.stride(0), out.stride(1), v_scale,
+        HAS_USED=num_used is not None, SPLITS=splits, HEAD_DIM=head_dim, D=power_of_two(head_dim),
+    )  # fmt: skip

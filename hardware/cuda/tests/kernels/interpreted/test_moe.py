@@ -111,3 +111,12 @@ def test_a_nan_row_and_an_absent_expert_reach_no_other_row(randn: Randn) -> None
     want = REFERENCE("fused_experts")(x, w13, w2, weights, ids)
     torch.testing.assert_close(got[:5], want[:5], **CLOSE[torch.float32])
     assert got[5].isnan().all()
+
+
+def test_an_expert_of_nan_that_nobody_chose_reaches_nobody(randn: Randn) -> None:
+    """Its weights lie right behind another's, whose last block of features is cut short."""
+    x, w13, w2, weights, _ = inputs(randn, 5, 3, 12, 10, 2, torch.float32)
+    ids = torch.tensor([[0, 2]] * 5)
+    want = REFERENCE("fused_experts")(x, w13, w2, weights, ids)
+    w13[1], w2[1] = float("nan"), float("nan")
+    torch.testing.assert_close(moe.fused_experts(x, w13, w2, weights, ids), want, **CLOSE[torch.float32])

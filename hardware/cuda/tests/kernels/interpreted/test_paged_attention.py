@@ -107,6 +107,14 @@ def test_windows(randn: Randn, requests: list[tuple[int, int]], window: int) -> 
     torch.testing.assert_close(step.run(window=window), step.want(window=window), **CLOSE[torch.float32])
 
 
+def test_keys_of_a_tile_that_some_of_its_queries_do_not_see(randn: Randn) -> None:
+    """60 queries share a tile, and 32 keys: the last queries see none of the first keys."""
+    step = Step(randn, [(60, 60)], (1, 1, 8))
+    step.q, step.k_cache, step.v_cache = step.q.bfloat16(), step.k_cache.bfloat16(), step.v_cache.bfloat16()
+    step.keys = [(k.bfloat16(), v.bfloat16()) for k, v in step.keys]
+    torch.testing.assert_close(step.run(window=2), step.want(window=2), **CLOSE[torch.bfloat16])
+
+
 def test_a_window_that_has_dropped_its_first_blocks(randn: Randn) -> None:
     step = Step(randn, [(1, 30), (3, 22)], dropped=[24, 12])
     torch.testing.assert_close(step.run(window=5), step.want(window=5), **CLOSE[torch.float32])

@@ -1,0 +1,146 @@
+"""Compiles cases and judges what came out: spills must be listed, tensor core instructions there where claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from triton.runtime import driver
+
+from trunnion_cuda.compile import cubin, tile
+from trunnion_cuda.compile.absent_device import AbsentDevice, compiled
+from trunnion_cuda.compile.cases import Case
+from trunnion_cuda.kernels.launch import SM90A, SM100A, Launch, recorded_launches
+from trunnion_cuda.kernels.tuning import TUNER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One kernel of one case on one architecture."""
+
+    case: str
+    kernel: str
+    options: str
+    """Constants and compiler options that tell the case's launches apart."""
+    architecture: str
+    registers: int
+    stack: int
+    shared: int
+    mma: tuple[str, ...]
+    fault: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spill:
+    """Stack bytes per thread that are put up with, and why."""
+
+    stack: int
+    reason: str
+
+
+SPILLS: Mapping[tuple[str, str, str], Spill] = MappingProxyType(
+    {
+        ("gated_delta_chunks", "chunks_kernel", SM100A): Spill(
+            stack=16, reason="with 32 columns a thread has 4 values more than registers; 16 columns fit, tuning chooses"
+        ),
+        ("fused_experts_prefill", "grouped_gemm_kernel", SM100A): Spill(
+            stack=8, reason="tiles of 64 rows: two values, while 64 of 255 registers are in use; no shortage"
+        ),
+    }
+)
+"""(case, kernel, architecture) -> what it may spill."""
+
+
+def recorded(case: Case, *, every_configuration: bool) -> list[Launch]:
+    """The case's launches, with the first configuration that fits or with each."""
+    TUNER.clear()
+    with recorded_launches() as launches:
+        if not every_configuration:
+            case.call()
+            return launches
+        with TUNER.tuning(lambda call: call() or 0.0, capturing=False):
+            case.call()
+    TUNER.clear()
+    return _distinct(launches)
+
+
+def _distinct(launches: Sequence[Launch]) -> list[Launch]:
+    seen, kept = set(), []
+    for launch in launches:
+        key = launch.kernel.__name__, tuple(sorted(launch.constants.items(), key=str)), len(launch.args)
+        if key not in seen:
+            seen.add(key)
+            kept.append(launch)
+    return kept
+
+
+def lines_of(case: Case, architectures: Sequence[str], *, every_configuration: bool) -> Iterator[Line]:
+    """Compile one case of Triton kernels. The process's driver becomes one that is absent."""
+    device = AbsentDevice()
+    driver.set_active(device)
+    for launch in recorded(case, every_configuration=every_configuration):
+        name = launch.kernel.__name__
+        for architecture in architectures:
+            if architecture not in case.architectures:
+                continue
+            binary, _, shared = compiled(device, launch, architecture)
+            usage = cubin.read(binary)
+            wanted = case.mma.get(name, {}).get(architecture)
+            line = Line(
+                case=case.name, kernel=name.strip("_"), options=_options(launch.constants), architecture=architecture,
+                registers=usage.registers, stack=usage.stack, shared=max(shared, usage.shared), mma=usage.mma,
+            )  # fmt: skip
+            yield replace(line, fault=fault_of(line, usage, wanted))
+
+
+def tile_lines_of(case: tile.TileCase, architectures: Sequence[str]) -> Iterator[Line]:
+    """Compile one case of a TileLang kernel."""
+    for architecture in architectures:
+        if architecture not in case.architectures:
+            continue
+        usage = cubin.read(tile.compiled(case, architecture))
+        line = Line(
+            case=case.name, kernel=case.make.__module__.rpartition(".")[2], options="", architecture=architecture,
+            registers=usage.registers, stack=usage.stack, shared=usage.shared, mma=usage.mma,
+        )  # fmt: skip
+        yield replace(line, fault=fault_of(line, usage, case.mma if architecture == SM90A else "mma.sync"))
+
+
+def fault_of(
+    line: Line,
+    usage: cubin.Usage,
+    wanted_mma: str | None,
+    spills: Mapping[tuple[str, str, str], Spill] = SPILLS,
+) -> str | None:
+    """What is wrong with a line, or None."""
+    listed = spills.get((line.case, line.kernel, line.architecture))
+    if usage.stack > (listed.stack if listed else 0):
+        return f"spills {usage.stack} bytes per thread, {listed.stack if listed else 'none'} listed"
+    if wanted_mma is not None and not usage.has(wanted_mma):
+        return f"has no {wanted_mma}, but {', '.join(usage.mma) or 'no tensor core instruction'}"
+    return None
+
+
+def _options(constants: Mapping[str, object]) -> str:
+    told = ("M", "N", "K", "V", "C", "BLOCK", "ROWS", "HEADS", "num_warps", "num_stages")
+    return " ".join(f"{name.removeprefix('num_')}={constants[name]}" for name in told if name in constants)
+
+
+def compile_all(
+    cases: Sequence[Case],
+    tile_cases: Sequence[tile.TileCase],
+    architectures: Sequence[str],
+    *,
+    every_configuration: bool,
+    done: Callable[[str], None],
+) -> list[Line]:
+    """Lines of all cases; `done` is called with each one's name."""
+    lines: list[Line] = []
+    for case in cases:
+        lines += lines_of(case, architectures, every_configuration=every_configuration)
+        done(case.name)
+    for tile_case in tile_cases:
+        lines += tile_lines_of(tile_case, architectures)
+        done(tile_case.name)
+    return lines

@@ -1,0 +1,148 @@
+"""GEMM of FP8 with scales per block of 128, as DeepSeek-V3 stores its weights (arXiv:2412.19437, 3.3), in TileLang.
+
+y = x w^T: activations have a scale per token and 128 features, weights one per 128 x 128. Each block of 128 features is
+multiplied on the tensor cores and added to a float32 total times its scales. For T tokens, N x K weights: `2 T N K`
+FLOPs, `T K + N K + 2 T N` bytes and the scales. With few tokens the weights' bandwidth is the limit, from some hundred
+on the tensor cores; the scaling costs 2 FLOPs per 128 products, outside of them.
+"""
+
+# No `from __future__ import annotations`: TileLang reads the annotations of a kernel as values.
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from trunnion_cuda.kernels.launch import WITH_FP8, ceil_div, launch, power_of_two
+from trunnion_cuda.kernels.norm import TINY, quantise
+from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
+
+ARCHITECTURES = WITH_FP8
+GROUP = 128
+"""Features that share a scale, and rows of a weight that do."""
+SPACE = Space(
+    "block_fp8_gemm",
+    (
+        Config({"M": 64, "N": 64}, num_warps=4, num_stages=3),
+        Config({"M": 64, "N": 128}, num_warps=4, num_stages=3),
+        Config({"M": 128, "N": 128}, num_warps=8, num_stages=3),
+    ),
+)
+
+
+def program(num_columns: int, depth: int, block_m: int, block_n: int, threads: int, stages: int) -> Any:
+    """The TileLang function `(x, x_scales, weight, weight_scales, out)` for any number of tokens."""
+    import tilelang.language as T
+
+    num_tokens = T.dynamic("num_tokens")
+    num_groups, weight_groups = ceil_div(depth, GROUP), ceil_div(num_columns, GROUP)
+
+    @T.prim_func
+    def block_fp8_gemm(
+        x: T.Tensor((num_tokens, depth), "float8_e4m3"),
+        x_scales: T.Tensor((num_tokens, num_groups), "float32"),
+        weight: T.Tensor((num_columns, depth), "float8_e4m3"),
+        weight_scales: T.Tensor((weight_groups, num_groups), "float32"),
+        out: T.Tensor((num_tokens, num_columns), "bfloat16"),
+    ):
+        with T.Kernel(T.ceildiv(num_columns, block_n), T.ceildiv(num_tokens, block_m), threads=threads) as (
+            column,
+            row,
+        ):
+            x_tile = T.alloc_shared((block_m, GROUP), "float8_e4m3")
+            weight_tile = T.alloc_shared((block_n, GROUP), "float8_e4m3")
+            part = T.alloc_fragment((block_m, block_n), "float32")
+            total = T.alloc_fragment((block_m, block_n), "float32")
+            scale = T.alloc_fragment((block_m,), "float32")
+            T.clear(total)
+            for group in T.Pipelined(num_groups, num_stages=stages):
+                T.copy(x[row * block_m, group * GROUP], x_tile)
+                T.copy(weight[column * block_n, group * GROUP], weight_tile)
+                T.gemm(x_tile, weight_tile, part, transpose_B=True, clear_accum=True)
+                for i in T.Parallel(block_m):
+                    # Rows beyond the last are computed with another's scale, and not stored.
+                    token = T.min(row * block_m + i, num_tokens - 1)
+                    scale[i] = x_scales[token, group] * weight_scales[column * block_n // GROUP, group]
+                for i, j in T.Parallel(block_m, block_n):
+                    total[i, j] += part[i, j] * scale[i]
+            for i, j in T.Parallel(block_m, block_n):
+                if row * block_m + i < num_tokens and column * block_n + j < num_columns:
+                    out[row * block_m + i, column * block_n + j] = T.cast(total[i, j], "bfloat16")
+
+    return block_fp8_gemm
+
+
+@functools.cache
+def _compiled(num_columns: int, depth: int, config: tuple[int, int, int, int]) -> Any:
+    import tilelang
+
+    return tilelang.compile(program(num_columns, depth, *config), target="cuda")
+
+
+def settings(config: Config) -> tuple[int, int, int, int]:
+    """The last arguments of `program`."""
+    return config["M"], config["N"], 32 * config.num_warps, config.num_stages
+
+
+@triton.jit
+def _quantise_kernel(
+    x, values, scales, num_groups, x_row,
+    Q_MAX: tl.constexpr, TINY: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    mask = (group < num_groups)[:, None] & (tl.arange(0, GROUP) >= 0)[None, :]
+    block = tl.load(x + row * x_row + at, mask=mask, other=0.0).to(tl.float32)
+    scaled, scale = quantise(tl.expand_dims(block, 0), Q_MAX, TINY, False)
+    scaled = tl.reshape(scaled, [GROUPS, GROUP])
+    tl.store(values + row * num_groups * GROUP + at, scaled.to(values.dtype.element_ty), mask=mask)
+    tl.store(scales + row * num_groups + group, tl.reshape(scale, [GROUPS]), mask=group < num_groups)
+
+
+def quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] -> e4m3 values [T, K], scales [T, K / 128] float32, whose product is x rounded.
+
+    Raises:
+        ValueError: K that 128 does not divide, or strided features.
+    """
+    num_tokens, depth = x.shape
+    if depth % GROUP or x.stride(1) != 1:
+        raise ValueError(f"cannot quantise rows of {depth} features and stride {x.stride(1)} in groups of {GROUP}")
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((num_tokens, depth // GROUP), dtype=torch.float32, device=x.device)
+    groups = min(power_of_two(depth // GROUP), 16)
+    launch(
+        _quantise_kernel, (num_tokens, ceil_div(depth // GROUP, groups)),
+        x, values, scales, depth // GROUP, x.stride(0), Q_MAX=448.0, TINY=TINY, GROUP=GROUP, GROUPS=groups,
+    )  # fmt: skip
+    return values, scales
+
+
+def block_fp8_gemm(
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
+) -> torch.Tensor:
+    """x [T, K], weight [N, K] e4m3, x_scales [T, K / 128], weight_scales [N / 128, K / 128] float32 -> [T, N] bfloat16.
+
+    All contiguous; the numbers of groups are rounded up. Needs a device: TileLang compiles for the current one at the
+    first call of a shape, which is to be in `warm_up`.
+
+    Raises:
+        ValueError: scales that do not go with the shapes, or K that 16 does not divide.
+    """
+    (num_tokens, depth), num_columns = x.shape, weight.shape[0]
+    groups, rows = ceil_div(depth, GROUP), ceil_div(num_columns, GROUP)
+    if depth % 16 or x_scales.shape != (num_tokens, groups) or weight_scales.shape != (rows, groups):
+        raise ValueError(
+            f"scales {tuple(x_scales.shape)} and {tuple(weight_scales.shape)} do not go with {tuple(x.shape)} times "
+            f"{tuple(weight.shape)}: expected ({num_tokens}, {groups}) and ({rows}, {groups}), and K divisible by 16"
+        )
+    out = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=x.device)
+    if num_tokens:
+        TUNER.run(
+            SPACE,
+            (num_columns, depth, size_class(num_tokens)),
+            lambda config: _compiled(num_columns, depth, settings(config))(x, x_scales, weight, weight_scales, out),
+        )
+    return out
