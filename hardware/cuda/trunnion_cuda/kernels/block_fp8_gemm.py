@@ -8,6 +8,7 @@ on the tensor cores; the scaling costs 2 FLOPs per 128 products, outside of them
 
 # No `from __future__ import annotations`: TileLang reads the annotations of a kernel as values.
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -31,27 +32,41 @@ SPACE = Space(
 )
 
 
-def program(num_columns: int, depth: int, block_m: int, block_n: int, threads: int, stages: int) -> Any:
-    """The TileLang function `(x, x_scales, weight, weight_scales, out)` for any number of tokens."""
-    import tilelang.language as T
+def program(
+    num_columns: int,
+    depth: int,
+    block_m: int,
+    block_n: int,
+    threads: int,
+    stages: int,
+    *,
+    operand: str = "float8_e4m3",
+    result: str = "bfloat16",
+    language: Any = None,
+) -> Any:
+    """The TileLang function `(x, x_scales, weight, weight_scales, out)` for any number of tokens.
 
+    `language` is what kernels are written in, TileLang's for devices if None; with another, and other dtypes, the same
+    kernel runs on the host.
+    """
+    T = language or importlib.import_module("tilelang.language")
     num_tokens = T.dynamic("num_tokens")
     num_groups, weight_groups = ceil_div(depth, GROUP), ceil_div(num_columns, GROUP)
 
     @T.prim_func
     def block_fp8_gemm(
-        x: T.Tensor((num_tokens, depth), "float8_e4m3"),
+        x: T.Tensor((num_tokens, depth), operand),
         x_scales: T.Tensor((num_tokens, num_groups), "float32"),
-        weight: T.Tensor((num_columns, depth), "float8_e4m3"),
+        weight: T.Tensor((num_columns, depth), operand),
         weight_scales: T.Tensor((weight_groups, num_groups), "float32"),
-        out: T.Tensor((num_tokens, num_columns), "bfloat16"),
+        out: T.Tensor((num_tokens, num_columns), result),
     ):
         with T.Kernel(T.ceildiv(num_columns, block_n), T.ceildiv(num_tokens, block_m), threads=threads) as (
             column,
             row,
         ):
-            x_tile = T.alloc_shared((block_m, GROUP), "float8_e4m3")
-            weight_tile = T.alloc_shared((block_n, GROUP), "float8_e4m3")
+            x_tile = T.alloc_shared((block_m, GROUP), operand)
+            weight_tile = T.alloc_shared((block_n, GROUP), operand)
             part = T.alloc_fragment((block_m, block_n), "float32")
             total = T.alloc_fragment((block_m, block_n), "float32")
             scale = T.alloc_fragment((block_m,), "float32")
@@ -68,7 +83,7 @@ def program(num_columns: int, depth: int, block_m: int, block_n: int, threads: i
                     total[i, j] += part[i, j] * scale[i]
             for i, j in T.Parallel(block_m, block_n):
                 if row * block_m + i < num_tokens and column * block_n + j < num_columns:
-                    out[row * block_m + i, column * block_n + j] = T.cast(total[i, j], "bfloat16")
+                    out[row * block_m + i, column * block_n + j] = T.cast(total[i, j], result)
 
     return block_fp8_gemm
 

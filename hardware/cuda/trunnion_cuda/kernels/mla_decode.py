@@ -8,6 +8,7 @@ among programs, whose parts the paged attention's second kernel adds up.
 
 # No `from __future__ import annotations`: TileLang reads the annotations of a kernel as values.
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -48,13 +49,15 @@ def program(
     block_keys: int,
     threads: int,
     stages: int,
+    *,
+    dtype: str = "bfloat16",
+    language: Any = None,
 ) -> Any:
     """The TileLang function `(q_latent, q_rope, cache, block_table, seq_lens, slots, part, part_max, part_sum)`.
 
-    For any number of requests, blocks and columns of the block table.
+    For any number of requests, blocks and columns of the block table. `language` as in `block_fp8_gemm.program`.
     """
-    import tilelang.language as T
-
+    T = language or importlib.import_module("tilelang.language")
     num_reqs, num_blocks, width = T.dynamic("num_reqs, num_blocks, width")
     num_tokens = T.dynamic("num_tokens")
     head_blocks = -(-num_heads // block_heads)
@@ -62,9 +65,9 @@ def program(
 
     @T.prim_func
     def mla_decode(
-        q_latent: T.Tensor((num_tokens, num_heads, latent), "bfloat16"),
-        q_rope: T.Tensor((num_tokens, num_heads, rope), "bfloat16"),
-        cache: T.Tensor((num_blocks, block_size, latent + rope), "bfloat16"),
+        q_latent: T.Tensor((num_tokens, num_heads, latent), dtype),
+        q_rope: T.Tensor((num_tokens, num_heads, rope), dtype),
+        cache: T.Tensor((num_blocks, block_size, latent + rope), dtype),
         block_table: T.Tensor((num_reqs, width), "int32"),
         seq_lens: T.Tensor((num_reqs,), "int32"),
         slots: T.Tensor((num_tokens,), "int32"),
@@ -73,11 +76,11 @@ def program(
         part_sum: T.Tensor((splits, num_tokens, num_heads), "float32"),
     ):
         with T.Kernel(num_tokens, head_blocks, splits, threads=threads) as (token, head_block, split):
-            queries = T.alloc_shared((block_heads, latent), "bfloat16")
-            rope_queries = T.alloc_shared((block_heads, rope), "bfloat16")
-            keys = T.alloc_shared((block_keys, latent), "bfloat16")
-            rope_keys = T.alloc_shared((block_keys, rope), "bfloat16")
-            weights = T.alloc_shared((block_heads, block_keys), "bfloat16")
+            queries = T.alloc_shared((block_heads, latent), dtype)
+            rope_queries = T.alloc_shared((block_heads, rope), dtype)
+            keys = T.alloc_shared((block_keys, latent), dtype)
+            rope_keys = T.alloc_shared((block_keys, rope), dtype)
+            weights = T.alloc_shared((block_heads, block_keys), dtype)
             score = T.alloc_fragment((block_heads, block_keys), "float32")
             gathered = T.alloc_fragment((block_heads, latent), "float32")
             peak = T.alloc_fragment((block_heads,), "float32")
