@@ -4,6 +4,9 @@ y = x w^T: activations have a scale per token and 128 features, weights one per 
 multiplied on the tensor cores and added to a float32 total times its scales. For T tokens, N x K weights: `2 T N K`
 FLOPs, `T K + N K + 2 T N` bytes and the scales. With few tokens the weights' bandwidth is the limit, from some hundred
 on the tensor cores; the scaling costs 2 FLOPs per 128 products, outside of them.
+
+On sm_100a products are made in float16, at half of FP8's rate: FP8 there needs tensor memory, which TileLang 0.1.15
+releases from a warp that does not wait for its readers.
 """
 
 # No `from __future__ import annotations`: TileLang reads the annotations of a kernel as values.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+
+from trunnion_cuda.kernels.tuning import Config, Space
 
 
 def _shim() -> object:
@@ -41,6 +44,20 @@ def outputs_start_as_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(torch, "empty", poisoned)
     yield
+
+
+@pytest.fixture
+def force_configuration(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`force_configuration(module, config, name="SPACE")`: the module's kernel runs with it, whether it fits or not."""
+
+    class Forced(Space):
+        def fitting(self, fits: Callable[[Config], bool] | None = None) -> tuple[Config, ...]:
+            return self.configs
+
+    def force(module: ModuleType, config: Config, name: str = "SPACE") -> None:
+        monkeypatch.setattr(module, name, Forced("forced", (config,)))
+
+    return force
 
 
 @pytest.fixture

@@ -51,24 +51,22 @@ def test_rule(randn: Randn, num_tokens: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, -300.0])
 def test_chunks_survive_equal_keys_and_every_decay(randn: Randn, decay: float) -> None:
-    q, k, v, g, beta, state = rule_inputs(randn, 70, torch.float32, batch=1)
+    q, k, v, g, beta, state = rule_inputs(randn, 70, torch.bfloat16, batch=1)
     args = q, k[:, :1].expand_as(k).contiguous(), v, torch.full_like(g, decay), torch.ones_like(beta), state
     got, want = gated_delta.gated_delta_rule(*args), REFERENCE("gated_delta_rule")(*args)
-    torch.testing.assert_close(got, want, **CLOSE[torch.float32])
+    torch.testing.assert_close(got, want, **CLOSE[torch.bfloat16])
 
 
 @pytest.mark.nightly
-@DTYPES
 @pytest.mark.parametrize("v_dim", [16, 33, 64, 70])
 @pytest.mark.parametrize("config", gated_delta.CHUNK_SPACE.configs, ids=lambda config: f"V{config['V']}")
 def test_chunks_with_every_configuration(
-    randn: Randn, v_dim: int, config: gated_delta.Config, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    randn: Randn, v_dim: int, config: gated_delta.Config, force_configuration: Callable[..., None]
 ) -> None:
-    args = rule_inputs(randn, 200, dtype, batch=1, v_dim=v_dim)
-    monkeypatch.setattr(gated_delta, "CHUNK_SPACE", gated_delta.Space("one", (config,)))
-    torch.testing.assert_close(
-        gated_delta.gated_delta_rule(*args), REFERENCE("gated_delta_rule")(*args), **CLOSE[dtype]
-    )
+    args = rule_inputs(randn, 200, torch.bfloat16, batch=1, v_dim=v_dim)
+    force_configuration(gated_delta, config, "CHUNK_SPACE")
+    got, want = gated_delta.gated_delta_rule(*args), REFERENCE("gated_delta_rule")(*args)
+    torch.testing.assert_close(got, want, **CLOSE[torch.bfloat16])
 
 
 SPEC = RecurrentSpec(num_k_heads=2, num_v_heads=4, head_k_dim=6, head_v_dim=5, conv_kernel_size=4, dtype=torch.float32)

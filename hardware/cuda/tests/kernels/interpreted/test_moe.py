@@ -94,10 +94,10 @@ def test_fused_experts(
 @pytest.mark.nightly
 @pytest.mark.parametrize("config", moe.SPACE.configs, ids=lambda config: str(dict(config.blocks)))
 def test_fused_experts_with_every_configuration(
-    randn: Randn, config: moe.Config, monkeypatch: pytest.MonkeyPatch
+    randn: Randn, config: moe.Config, force_configuration: Callable[..., None]
 ) -> None:
     args = inputs(randn, 150, 3, 72, 70, 2, torch.bfloat16)
-    monkeypatch.setattr(moe, "SPACE", moe.Space("one", (config,)))
+    force_configuration(moe, config)
     torch.testing.assert_close(moe.fused_experts(*args), REFERENCE("fused_experts")(*args), **CLOSE[torch.bfloat16])
 
 

@@ -202,10 +202,14 @@ def test_splits_fill_the_device_without_slicing_too_thin() -> None:
 @pytest.mark.parametrize("config", module.SPACE.configs, ids=lambda config: str(dict(config.blocks)))
 @pytest.mark.parametrize("window", [None, 37])
 def test_every_configuration(
-    randn: Randn, config: module.Config, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    randn: Randn,
+    config: module.Config,
+    window: int | None,
+    dtype: torch.dtype,
+    force_configuration: Callable[..., None],
 ) -> None:
     requests = [(1, 300), (3, 131), (2, 2)] if config["M"] == 16 else [(60, 200), (35, 35), (1, 90)]
     step = Step(randn, requests, (6, 2, 20), dtype)
-    monkeypatch.setattr(module, "SPACE", module.Space("one", (config,)))
+    force_configuration(module, config)
     sinks = randn(6)
     torch.testing.assert_close(step.run(window=window, sinks=sinks), step.want(sinks, window=window), **CLOSE[dtype])
