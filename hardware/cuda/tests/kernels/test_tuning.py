@@ -43,6 +43,8 @@ def test_tuning_takes_the_fastest_and_measures_once() -> None:
         assert toy() is FAST and len(toy.ran) == 5
         assert toy(1, largest=20) is SLOW
     assert toy() is FAST and toy(2) is SLOW
+    # A call of the same key that the choice does not fit.
+    assert toy(0, largest=20) is SLOW
     assert toy.tuner.choices() == {"toy|0": 1}
 
 

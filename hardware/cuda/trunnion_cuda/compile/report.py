@@ -42,6 +42,7 @@ class Spill:
 _TMEM = (
     "64 and 128 of 255 registers are in use: ptxas caps them in kernels with tensor memory, and is a few values short"
 )
+_WIDENED = "without tensor memory FP8 is widened to float16 before each product; tuning can take tiles of 64 x 64"
 SPILLS: Mapping[tuple[str, str, str], Spill] = MappingProxyType(
     {
         ("gated_delta_chunks", "chunks_kernel", SM100A): Spill(
@@ -49,6 +50,11 @@ SPILLS: Mapping[tuple[str, str, str], Spill] = MappingProxyType(
         ),
         ("fused_experts_prefill", "grouped_gemm_kernel", SM100A): Spill(stack=8, reason=_TMEM),
         ("fused_experts_mixed", "grouped_gemm_kernel", SM100A): Spill(stack=8, reason=_TMEM),
+        ("block_fp8_gemm_64x128", "block_fp8_gemm", SM100A): Spill(stack=8, reason=_WIDENED),
+        ("block_fp8_gemm_128x128", "block_fp8_gemm", SM100A): Spill(stack=72, reason=_WIDENED),
+        ("mla_decode_64x64", "mla_decode", SM100A): Spill(
+            stack=8, reason="64 heads' totals take 128 registers of each thread, and the gather's addresses the others"
+        ),
         ("attention_prefill_special", "attention_kernel", SM100A): Spill(stack=16, reason=_TMEM),
     }
 )
@@ -105,7 +111,7 @@ def tile_lines_of(case: tile.TileCase, architectures: Sequence[str]) -> Iterator
         usage = cubin.read(tile.compiled(case, architecture))
         line = Line(
             case=case.name, kernel=case.make.__module__.rpartition(".")[2], options="", architecture=architecture,
-            registers=usage.registers, stack=usage.stack, shared=usage.shared, mma=usage.mma,
+            registers=usage.registers, stack=usage.stack, shared=case.shared + usage.shared, mma=usage.mma,
         )  # fmt: skip
         yield replace(line, fault=fault_of(line, usage, case.mma if architecture == SM90A else "mma.sync"))
 

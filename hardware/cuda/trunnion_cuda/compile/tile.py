@@ -30,6 +30,8 @@ class TileCase:
     architectures: tuple[str, ...]
     mma: str
     """The kind of tensor core instruction it must have on Hopper; elsewhere it is mma.sync."""
+    shared: int
+    """Bytes of its tiles in shared memory, which a launch asks for."""
     quick: bool = False
 
 
@@ -38,21 +40,22 @@ def tile_cases() -> tuple[TileCase, ...]:
     found = []
     for index, config in enumerate(block_fp8_gemm.SPACE.configs):
         m, n, _, stages = settings = block_fp8_gemm.settings(config)
+        shared = stages * block_fp8_gemm.GROUP * (m + n)
         found.append(
             TileCase(
                 name=f"block_fp8_gemm_{m}x{n}", make=block_fp8_gemm.program, args=(4096, 7168, *settings),
-                architectures=_with_memory(block_fp8_gemm.ARCHITECTURES, stages * 128 * (m + n)), mma="wgmma",
+                architectures=_with_memory(block_fp8_gemm.ARCHITECTURES, shared), mma="wgmma", shared=shared,
                 quick=index == 0,
             )
         )  # fmt: skip
     for index, config in enumerate(mla_decode.SPACE.configs):
         heads, keys, *_ = settings = mla_decode.settings(config)
-        num_heads = 128 if heads > 16 else 16
+        num_heads, shared = 128 if heads > 16 else 16, mla_decode.shared_bytes(config, 512, 64)
         found.append(
             TileCase(
                 name=f"mla_decode_{heads}x{keys}", make=mla_decode.program,
                 args=(num_heads, 512, 64, 16, 1, 0.1, 4, *settings),
-                architectures=_with_memory(mla_decode.ARCHITECTURES, mla_decode.shared_bytes(config, 512, 64)),
+                architectures=_with_memory(mla_decode.ARCHITECTURES, shared), shared=shared,
                 mma="wgmma" if heads >= 64 else "mma.sync", quick=index == 0,
             )
         )  # fmt: skip
@@ -73,7 +76,8 @@ def compiled(case: TileCase, architecture: str) -> bytes:
 
     source = inspect.getsource(inspect.getmodule(case.make))
     nvcc = subprocess.run(("nvcc", "--version"), check=True, capture_output=True, text=True).stdout
-    what = repr((source, case.args, architecture, tilelang.__version__, nvcc)) + Path(__file__).read_text()
+    how = inspect.getsource(_cuda_source) + inspect.getsource(_compile)
+    what = repr((source, case.args, architecture, tilelang.__version__, nvcc, how))
     kept = cache_folder() / "tile" / f"{hashlib.sha256(what.encode()).hexdigest()}.cubin"
     if kept.is_file():
         return kept.read_bytes()

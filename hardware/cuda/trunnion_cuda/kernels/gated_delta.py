@@ -135,9 +135,11 @@ def _recurrent_kernel(
         state = tl.load(states + request * state_stride + within, mask=mask, other=0.0).to(tl.float32)
     key_at = request * q_batch + (head // repeats) * key_dim
     for token in range(num_tokens):
-        query = _loaded_key(q + key_at + token * q_token, key_dim, K, EPS) * q_scale
-        key = _loaded_key(k + key_at + token * q_token, key_dim, K, EPS)
-        value = tl.load(v + request * v_batch + token * v_token + head * value_dim + column, mask=is_column, other=0.0)
+        # An int64, as `request` is.
+        place = request * 0 + token
+        query = _loaded_key(q + key_at + place * q_token, key_dim, K, EPS) * q_scale
+        key = _loaded_key(k + key_at + place * q_token, key_dim, K, EPS)
+        value = tl.load(v + request * v_batch + place * v_token + head * value_dim + column, mask=is_column, other=0.0)
         decay = tl.load(g + request * g_batch + token * g_token + head).to(tl.float32)
         rate = tl.load(beta + request * beta_batch + token * beta_token + head).to(tl.float32)
         state = state * tl.exp(decay)

@@ -206,8 +206,9 @@ def _grouped_gemm_kernel(
         is_column = column < num_columns
         x_at = x + (choice // ROWS_PER_CHOICE).to(tl.int64)[:, None] * x_row + inner[None, :]
         rows = num_columns * 2 if GATED else num_columns
-        w_at = weight + (expert * rows + column).to(tl.int64)[None, :] * depth + inner[:, None]
-        up_at = w_at + num_columns.to(tl.int64) * depth
+        # `expert` is an int64: all experts' weights may be more than 2 ** 31 elements.
+        w_at = weight + (expert * rows + column)[None, :] * depth + inner[:, None]
+        up_at = weight + (expert * rows + num_columns + column)[None, :] * depth + inner[:, None]
         total = tl.zeros([M, N], tl.float32)
         up_total = tl.zeros([M, N], tl.float32)
         for first in range(0, depth, K):

@@ -63,9 +63,11 @@ class Tuner:
         configs = space.fitting(fits)
         index = self._chosen.get((space.name, key))
         if index is None and self._measure is not None and len(configs) > 1:
-            index = self._fastest(configs, run)
+            index = space.configs.index(self._fastest(configs, run))
             self._chosen[space.name, key] = index
-        return run(configs[index if index is not None and index < len(configs) else 0])
+        # Keys may stand for calls that not all fit what one of them chose.
+        is_chosen = index is not None and index < len(space.configs) and space.configs[index] in configs
+        return run(space.configs[index] if is_chosen else configs[0])
 
     @contextmanager
     def tuning(self, measure: Callable[[Callable[[], Any]], float], *, capturing: bool) -> Iterator[None]:
@@ -82,13 +84,13 @@ class Tuner:
         finally:
             self._measure = None
 
-    def _fastest(self, configs: tuple[Config, ...], run: Run) -> int:
+    def _fastest(self, configs: tuple[Config, ...], run: Run) -> Config:
         assert self._measure is not None, "only called while tuning"
         times = [self._measure(lambda config=config: run(config)) for config in configs]
-        return times.index(min(times))
+        return configs[times.index(min(times))]
 
     def choices(self) -> Mapping[str, int]:
-        """`kernel|key` -> index among the configurations that fit."""
+        """`kernel|key` -> index among the space's configurations."""
         return {_label(name, key): index for (name, key), index in sorted(self._chosen.items(), key=repr)}
 
     def save(self, path: Path, device: str) -> None:
