@@ -142,6 +142,17 @@ def define_hardware_sessions(hardware: str) -> None:
 
     test.__doc__ = f"Run the tests that every change must pass, on {hardware}."
 
+    if any((ROOT / "hardware" / hardware / "tests" / "mutations").glob("*.patch")):
+
+        @nox.session(name=f"mutate-{hardware}", venv_backend="none")
+        def mutate(session: nox.Session) -> None:
+            env = Environment(session, hardware).prepare("checkpoints", "tests", "lint")
+            patches = ("--patches", f"hardware/{hardware}/tests/mutations")
+            _pytest(env, "tests/mutations", fresh_folder(f"mutate-{hardware}"), *patches, *session.posargs)
+            _finish(session, f"mutate-{hardware}")
+
+        mutate.__doc__ = f"Plant each fault of {hardware} in a copy, and see that the test it names turns red."
+
     @nox.session(name=f"wheels-{hardware}", venv_backend="none")
     def wheels(session: nox.Session) -> None:
         env = Environment(session, hardware).prepare("checkpoints", "tests", "wheels")

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <torch/library.h>
 
@@ -104,8 +105,11 @@ struct SimulatedAllocator final : c10::Allocator {
     std::lock_guard<std::mutex> lock(memory().mutex);
     if (Pool* pool = memory().owner(pointer))
       pool->give_back(pointer);
-    else
+    else if (pointer) {
+      // Whoever still reads it shall notice.
+      std::memset(pointer, kPoison, malloc_usable_size(pointer));
       free(pointer);
+    }
   }
   c10::DataPtr allocate(size_t bytes) override {
     void* pointer = nullptr;
