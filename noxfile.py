@@ -8,6 +8,7 @@
     nox -s versions                     write ci/versions.toml into every distribution
     nox -s nightly                      every test with every card, and the wheels
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
+    nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on a device that computes nothing
     nox -s wheels-cpu                   wheels, constraints.txt and SHA256SUMS in dist/cpu/, installed and tried
 

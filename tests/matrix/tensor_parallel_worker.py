@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from trunnion import registry
+
 from .bench import Comparison, load_bench
 from .conftest import cards, load_hardware
 from .hf_reference import Reference
@@ -22,13 +24,15 @@ def main(hardware: str, rank: int, size: int, folder: Path) -> int:
     torch.set_num_threads(1)
     failures = []
     name = load_hardware(hardware)
+    device = 0 if registry.hardware(name).uses_host_memory else rank
     known = {card.name: card for card in cards()}
     for saved in sorted(folder.glob("*/reference.pt")):
         logits, sequences, positions = torch.load(saved, weights_only=True)
         card = known[saved.parent.name]
         reference = Reference(saved.parent, sequences, logits, None, card, positions)
         store = f"file://{saved.parent / 'store'}"
-        bench = load_bench(card, name, "float32", reference, tp_rank=rank, tp_size=size, tp_init_method=store)
+        place = {"tp_rank": rank, "tp_size": size, "tp_init_method": store, "device_index": device}
+        bench = load_bench(card, name, "float32", reference, **place)
         for mode in MODES_OF_RANKS:
             bench.host.reset(seed=0)
             seen = Comparison(bench)

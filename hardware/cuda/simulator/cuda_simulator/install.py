@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cuda_simulator import build, torch_cuda
+from cuda_simulator import libraries, torch_cuda
 from cuda_simulator.launches import run_launch
 
 ARCHITECTURE = "9.0a"
@@ -28,16 +28,16 @@ def install() -> torch_cuda.Simulation:
         return torch_cuda.simulation()
     except LookupError:
         pass
-    torch.ops.load_library(str(build.device_library()))
-    simulation = torch_cuda.install(ctypes.CDLL(str(build.device_library())))
+    torch.ops.load_library(str(libraries.device_library()))
+    simulation = torch_cuda.install(ctypes.CDLL(str(libraries.device_library())))
     _install_runtime(simulation)
     return simulation
 
 
 def _install_runtime(simulation: torch_cuda.Simulation) -> None:
     """Load the runtime under the name that FlashInfer's modules look for, and say how those are compiled."""
-    ctypes.CDLL(str(build.driver_library()), mode=ctypes.RTLD_GLOBAL)
-    runtime = ctypes.CDLL(str(build.runtime_library()), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(libraries.driver_library()), mode=ctypes.RTLD_GLOBAL)
+    runtime = ctypes.CDLL(str(libraries.runtime_library()), mode=ctypes.RTLD_GLOBAL)
     callback_type = ctypes.CFUNCTYPE(
         ctypes.c_int,
         ctypes.c_char_p,
@@ -53,10 +53,10 @@ def _install_runtime(simulation: torch_cuda.Simulation) -> None:
     runtime.sim_set_launch(callback)
     os.environ.update(
         FLASHINFER_CUDA_ARCH_LIST=ARCHITECTURE,
-        FLASHINFER_WORKSPACE_BASE=str(build.cache_folder()),
+        FLASHINFER_WORKSPACE_BASE=str(libraries.cache_folder()),
         # Device code is compiled and never run: as little of it as can be.
         FLASHINFER_EXTRA_CUDAFLAGS="-Xptxas -O0 -Xcicc -O0",
-        FLASHINFER_EXTRA_LDFLAGS=f"-L{build.driver_link_folder()}",
+        FLASHINFER_EXTRA_LDFLAGS=f"-L{libraries.driver_link_folder()}",
         MAX_JOBS="1",
     )
     if "CUDA_HOME" not in os.environ and (home := toolkit_folder()) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_simulator.install import install, is_needed
+from cuda_simulator.install import install, is_needed, toolkit_folder
 
 ON_DEVICE = "ran on the device: {name}"
 SIMULATED = "ran on the simulated device: FlashInfer's plans and launches are real, its kernels are not"
@@ -19,9 +19,16 @@ NOT_VERIFIED = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Before anything asks torch for a device."""
-    if is_needed():
-        install()
+    """Before anything asks torch for a device.
+
+    Raises:
+        pytest.UsageError: there is neither a device nor the compiler that the simulation needs.
+    """
+    if not is_needed():
+        return
+    if toolkit_folder() is None:
+        raise pytest.UsageError("no CUDA device, and no nvcc on PATH: FlashInfer's host code cannot be compiled")
+    install()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
