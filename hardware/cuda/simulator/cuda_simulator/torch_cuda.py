@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cuda_simulator.capture import Pool, Recording, SimulatedFault
 
+DEVICE_NAME = "simulated"
 CAPABILITY = (9, 0)
 MEMORY_BYTES = 80 << 30
 
@@ -166,7 +167,7 @@ def install(library: ctypes.CDLL) -> Simulation:
     found = Simulation(library)
     _simulations.append(found)
     properties = SimpleNamespace(
-        name="simulated",
+        name=DEVICE_NAME,
         major=CAPABILITY[0],
         minor=CAPABILITY[1],
         multi_processor_count=132,

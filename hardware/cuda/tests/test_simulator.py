@@ -1,0 +1,95 @@
+"""The simulated device itself: what it computes, and that it refuses what a device would."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+simulator = pytest.importorskip("cuda_simulator")
+if torch.cuda.get_device_name() != "simulated":
+    pytest.skip("there is a real device", allow_module_level=True)
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Captured:
+    """A graph of `make`, with its result."""
+
+    def __init__(self, make) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+            self.graph.capture_begin()
+            try:
+                self.result = make()
+            finally:
+                self.graph.capture_end()
+
+
+def test_operators_give_what_the_host_gives() -> None:
+    x = torch.randn(5, 8)
+    moved = x.to(DEVICE)
+    assert moved.device == DEVICE
+    torch.testing.assert_close(torch.softmax(moved.t() @ moved, -1).cpu(), torch.softmax(x.t() @ x, -1))
+    moved[1:3].zero_()
+    assert moved.cpu()[1:3].abs().sum() == 0
+
+
+def test_tensors_of_two_devices_do_not_mix() -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(2, device=DEVICE) + torch.ones(2)
+
+
+def test_fresh_memory_is_poison() -> None:
+    assert torch.empty(7, device=DEVICE).isnan().all()
+    assert (torch.empty(7, dtype=torch.int32, device=DEVICE) == -1).all()
+
+
+def test_a_replay_reads_what_lies_there_now() -> None:
+    x = torch.ones(4, device=DEVICE)
+    captured = Captured(lambda: (x * 2 + 1).sum(0, keepdim=True))
+    x.fill_(5)
+    captured.graph.replay()
+    assert captured.result.item() == 44
+
+
+def test_memory_of_dead_tensors_is_used_again() -> None:
+    """Deep chains take no more than shallow ones."""
+    x = torch.ones(1024, device=DEVICE)
+
+    def chain(depth: int) -> torch.Tensor:
+        y = x
+        for _ in range(depth):
+            y = y + 1
+        return y
+
+    sizes = []
+    for depth in (3, 30):
+        captured = Captured(lambda depth=depth: chain(depth))
+        sizes.append(simulator.simulation().pools[captured.graph.pool()].high_water)
+        captured.graph.replay()
+        assert (captured.result == depth + 1).all()
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(lambda x: x.sum().item(), id="item"),
+        pytest.param(lambda x: x.cpu(), id="to-host"),
+        pytest.param(lambda x: x[x > 0], id="mask"),
+        pytest.param(lambda x: x.copy_(torch.zeros(3)), id="from-host"),
+        pytest.param(lambda x: torch.cuda.synchronize(), id="synchronize"),
+    ],
+)
+def test_a_capture_refuses_what_waits(what) -> None:
+    x = torch.ones(3, device=DEVICE)
+    with pytest.raises(simulator.SimulatedFault, match="not allowed while a graph is captured"):
+        Captured(lambda: what(x))
+
+
+def test_a_graph_that_outlives_its_input_is_refused() -> None:
+    inputs = [torch.ones(3, device=DEVICE)]
+    captured = Captured(lambda: inputs[0] + 1)
+    inputs.clear()
+    with pytest.raises(simulator.SimulatedFault, match="outlives a tensor"):
+        captured.graph.replay()
