@@ -20,6 +20,28 @@ trn_host_options drafting(int32_t num_drafts) {
   return options;
 }
 
+// As together(), but the first step waits until all are submitted: they run side by side however slow this thread is.
+std::vector<std::vector<int32_t>> side_by_side(const trn_host_options& options,
+                                               const std::vector<std::vector<int32_t>>& prompts,
+                                               const trn_host_sampling& params) {
+  std::atomic<bool> submitted = false;
+  fake::config().fault = [&](uint64_t, const trn_forward_batch&) {
+    submitted.wait(false);
+    return TRN_OK;
+  };
+  std::vector<std::vector<int32_t>> texts;
+  {
+    Host host(options);
+    std::vector<uint64_t> order;
+    for (const auto& prompt : prompts) order.push_back(host.submit(prompt, params));
+    submitted = true;
+    submitted.notify_all();
+    for (const uint64_t id : order) texts.push_back(host.wait(id).tokens);
+  }
+  fake::config().fault = {};
+  return texts;
+}
+
 void check_sums(const trn_host_stats& stats) {
   uint64_t drafted = 0, accepted = 0;
   for (int32_t i = 0; i < TRN_HOST_MAX_DRAFTS; ++i) {
@@ -91,7 +113,7 @@ TEST(drafts_fill_the_step_to_its_limits) {
     trn_host_options options = drafting(k);
     // 6 x (1 + 6) = 42 rows, not one more.
     options.executor.limits = {6 * (1 + k), 6, 64, 6 * (1 + k), 4, 0, 0};
-    CHECK(together(options, prompts, sampling(0, 24)) == expected);
+    CHECK(side_by_side(options, prompts, sampling(0, 24)) == expected);
     CHECK_EQ(fake::most_logits(), 6 * (1 + k));
     // With fewer rows, of either kind, some requests have fewer drafts, or none.
     options.executor.limits.max_logits_rows = 7;
