@@ -61,7 +61,7 @@ class Checkout:
     def apply(self, patch: Path) -> None:
         subprocess.run(["git", "apply", "--whitespace=nowarn", str(patch)], cwd=self.folder, check=True)
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
         own = self.folder / "hardware" / self.hardware
         paths = (self.folder / "packages" / "trunnion", self.folder / "models", own, own / "simulator")
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, paths)), PYTHONDONTWRITEBYTECODE="1")
@@ -71,12 +71,12 @@ class Checkout:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=timeout,
         )
 
-    def test(self, *names: str) -> subprocess.CompletedProcess[str]:
+    def test(self, *names: str, timeout: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
         plugin = ("-p", f"{self.hardware}_simulator.plugin") if self.hardware else ()
-        return self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *names)
+        return self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *names, timeout=timeout)
 
 
 @pytest.fixture
@@ -98,13 +98,14 @@ def checkout(tmp_path: Path, pytestconfig: pytest.Config) -> Callable[[], Checko
     return make
 
 
+@pytest.mark.timeout(10 * TIMEOUT_SECONDS)
 def test_without_a_fault_the_tests_pass(checkout: Callable[[], Checkout], pytestconfig: pytest.Config) -> None:
     """All tests that the patches name, on the copy's own sources."""
     copy = checkout()
     where = copy.run("-c", "import trunnion, trunnion_models; print(trunnion.__file__, trunnion_models.__file__)")
     assert all(Path(file).is_relative_to(copy.folder) for file in where.stdout.split()), where.stdout + where.stderr
     mutations = read_mutations(ROOT / str(pytestconfig.getoption("--patches")))
-    result = copy.test(*sorted({mutation.test for mutation in mutations}))
+    result = copy.test(*sorted({mutation.test for mutation in mutations}), timeout=9 * TIMEOUT_SECONDS)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr
 
 
