@@ -50,7 +50,8 @@ def test_host_links_neither_torch_nor_python(dist: Path, tmp_path: Path) -> None
     assert libraries
     for library in libraries:
         linked = subprocess.run(("ldd", str(library)), check=True, capture_output=True, text=True).stdout
-        assert not re.search(r"torch|c10|libpython|not found", linked), linked
+        # By name: an address may well hold "c10".
+        assert not re.search(r"lib(torch|c10|python)|not found", linked), linked
 
 
 def test_no_wheel_carries_tests_or_sources(dist: Path) -> None:
