@@ -46,6 +46,7 @@ SPECS: dict[str, GroupSpec] = {
     "wide-soft-cap-window-bf16": _wide(8, 2, soft_cap=2.0, window=6),
     "mla": MLASpec(num_qo_heads=3, kv_lora_rank=16, rope_head_dim=8, scale=0.2, dtype=torch.float32),
     "mla-bf16": MLASpec(num_qo_heads=2, kv_lora_rank=32, rope_head_dim=8, scale=0.2, dtype=torch.bfloat16),
+    "wide-mla-bf16": MLASpec(num_qo_heads=4, kv_lora_rank=512, rope_head_dim=64, scale=0.1, dtype=torch.bfloat16),
     "recurrent": RecurrentSpec(
         num_k_heads=2, num_v_heads=4, head_k_dim=8, head_v_dim=6, conv_kernel_size=4, dtype=torch.float32
     ),

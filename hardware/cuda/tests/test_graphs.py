@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 
 import pytest
 import torch
 from tests.conformance.batches import GroupRig, Request, Shape, build_step, live_rows
 
 from trunnion.contract import BatchTensors, GroupTensors
-from trunnion.interfaces.attention import AttentionSpec, StepInputs
+from trunnion.interfaces.attention import AttentionSpec, MLASpec, StepInputs
 from trunnion.reference import ReferenceHardware
+from trunnion.reference.captured import CapturedMLAGroup
 from trunnion_cuda.attention import FlashInferAttentionGroup
 from trunnion_cuda.capture import CudaCapture
+from trunnion_cuda.hardware import CudaHardware
 
 DEVICE = torch.device("cuda", 0)
 NUM_REQS, MAX_BLOCKS, BLOCK_SIZE = 4, 24, 4
-SPECS = {
-    "cuda-cores": {"num_qo_heads": 4, "num_kv_heads": 2},
-    "tensor-cores": {"num_qo_heads": 8, "num_kv_heads": 2},
-    "soft-cap-window": {"num_qo_heads": 8, "num_kv_heads": 2, "soft_cap": 2.0, "window": 6},
+
+
+def _attention(**options: object) -> AttentionSpec:
+    return AttentionSpec(num_kv_heads=2, head_dim=64, scale=0.3, dtype=torch.bfloat16, **options)  # type: ignore[arg-type]
+
+
+SPECS: dict[str, AttentionSpec | MLASpec] = {
+    "cuda-cores": _attention(num_qo_heads=4),
+    "tensor-cores": _attention(num_qo_heads=8),
+    "soft-cap-window": _attention(num_qo_heads=8, soft_cap=2.0, window=6),
+    "latent": MLASpec(num_qo_heads=16, kv_lora_rank=512, rope_head_dim=64, scale=0.05, dtype=torch.bfloat16),
 }
 
 
-def _spec(name: str) -> AttentionSpec:
-    return AttentionSpec(head_dim=64, scale=0.3, dtype=torch.bfloat16, **SPECS[name])
+def _rows(spec: AttentionSpec | MLASpec) -> list[tuple[int, ...]]:
+    """Shapes of one row of the arguments of `run`."""
+    if isinstance(spec, MLASpec):
+        heads = spec.num_qo_heads
+        return [(heads, spec.kv_lora_rank), (heads, spec.rope_head_dim), (spec.kv_lora_rank,), (spec.rope_head_dim,)]
+    kv = (spec.num_kv_heads, spec.head_dim)
+    return [(spec.num_qo_heads, spec.head_dim), kv, kv]
 
 
 class GraphRig:
     """One bucket of a group: persistent inputs, a captured call of `run`, and the reference beside it."""
 
-    def __init__(self, spec: AttentionSpec, query_len: int) -> None:
+    def __init__(self, spec: AttentionSpec | MLASpec, query_len: int) -> None:
         self.spec, self.query_len = spec, query_len
-        self.tested = GroupRig(FlashInferAttentionGroup, spec, DEVICE, BLOCK_SIZE)
+        self.tested = GroupRig(CudaHardware().group_class(spec)[0], spec, DEVICE, BLOCK_SIZE)
         self.truth = GroupRig(ReferenceHardware().group_class(spec)[0], spec, torch.device("cpu"), BLOCK_SIZE)
         self.rows = NUM_REQS * query_len
         self.inputs = {
@@ -48,16 +63,13 @@ class GraphRig:
             name: torch.zeros(shape, dtype=torch.int32, device=DEVICE) for name, shape in self.inputs.items()
         }
         self.seq_lens = torch.zeros(NUM_REQS, dtype=torch.int32, device=DEVICE)
-        heads, kv_heads, dim = spec.num_qo_heads, spec.num_kv_heads, spec.head_dim
-        self.qkv = [
-            torch.zeros(self.rows, count, dim, dtype=spec.dtype, device=DEVICE) for count in (heads, kv_heads, kv_heads)
-        ]
+        self.args = [torch.zeros(self.rows, *shape, dtype=spec.dtype, device=DEVICE) for shape in _rows(spec)]
         with torch.inference_mode():
             self.stage(build_step(spec, Shape("none", ()), BLOCK_SIZE, self.tested.num_blocks, 0))
             capture = CudaCapture(DEVICE)
-            self.tested.group.run(1, *self.qkv)
+            self.tested.group.run(1, *self.args)
             capture.begin()
-            self.out = self.tested.group.run(1, *self.qkv)
+            self.out = self.tested.group.run(1, *self.args)
             self.graph = capture.end()
 
     def stage(self, step: StepInputs) -> None:
@@ -90,8 +102,8 @@ class GraphRig:
             values = torch.randn(len(rows), *cache.shape[2:], generator=generator)
             cache.view(-1, *cache.shape[2:])[rows] = values.to(cache.dtype)
         self.tested.fill_like(self.truth)
-        inputs = [torch.randn(self.rows, *x.shape[1:], generator=generator).to(x.dtype) for x in self.qkv]
-        for target, values in zip(self.qkv, inputs, strict=True):
+        inputs = [torch.randn(self.rows, *x.shape[1:], generator=generator).to(x.dtype) for x in self.args]
+        for target, values in zip(self.args, inputs, strict=True):
             target.copy_(values)
             target[shape.num_tokens :] = torch.nan
         self.stage(step)
@@ -107,16 +119,16 @@ class GraphRig:
 @pytest.mark.parametrize("name", SPECS)
 def test_a_replay_follows_the_lengths(name: str) -> None:
     """Captured without a request; replayed full, with fewer requests, long ones and again short ones."""
-    rig = GraphRig(_spec(name), 1)
+    rig = GraphRig(SPECS[name], 1)
     for seed, contexts in enumerate(((3, 0, 17, 5), (40, 39), (60, 1, 2, 61), (1,), (), (4, 4, 4))):
         requests = tuple(Request(context, 1) for context in contexts)
         rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
 
 
-@pytest.mark.parametrize("name", ["tensor-cores", "soft-cap-window"])
+@pytest.mark.parametrize("name", ["tensor-cores", "soft-cap-window", "latent"])
 def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
     """Placeholders in a graph: their rows take no part, whatever lies in the cache where they would be."""
-    rig = GraphRig(_spec(name), 3)
+    rig = GraphRig(SPECS[name], 3)
     rng = random.Random(1)
     for seed in range(6):
         requests = tuple(Request(rng.randint(1, 50), 3, unwritten=rng.randint(0, 2)) for _ in range(rng.randint(0, 4)))
@@ -125,7 +137,8 @@ def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
 
 def test_other_heads_than_planned_are_refused() -> None:
     """FlashInfer reads past the rows instead."""
-    spec = _spec("cuda-cores")
+    spec = SPECS["cuda-cores"]
+    assert isinstance(spec, AttentionSpec)
     rig = GroupRig(FlashInferAttentionGroup, spec, DEVICE)
     wrong = torch.zeros(2, 3, 64, dtype=spec.dtype, device=DEVICE)
     with pytest.raises(ValueError, match="do not have the heads"):
@@ -134,3 +147,31 @@ def test_other_heads_than_planned_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected \[num_blocks, block_size, 2, 64\]"):
         cache = torch.zeros(8, 4, 3, 64, dtype=spec.dtype, device=DEVICE)
         group.bind_kv_cache(0, [{"k_cache": cache, "v_cache": cache}])
+
+
+def test_other_latents_than_planned_are_refused() -> None:
+    """FlashInfer reads past the rows instead."""
+    spec = SPECS["latent"]
+    assert isinstance(spec, MLASpec)
+    rig = GroupRig(CudaHardware().group_class(spec)[0], spec, DEVICE)
+    args = [torch.zeros(2, *shape, dtype=spec.dtype, device=DEVICE) for shape in _rows(spec)]
+    with pytest.raises(ValueError, match=r"q_rope .* does not have the heads"):
+        rig.group.run(0, args[0], args[1][:, :8], *args[2:])
+    with pytest.raises(ValueError, match="q_rope has strides"):
+        rig.group.run(0, args[0], torch.zeros(2, 64, 16, dtype=spec.dtype, device=DEVICE).mT, *args[2:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": torch.float32}, "computes in bfloat16 and float16, not in float32"),
+        ({"kv_lora_rank": 256}, r"has 512 \+ 64 features, not 256 \+ 64"),
+        ({"num_qo_heads": 24}, "drops keys with 24 query heads"),
+    ],
+    ids=str,
+)
+def test_latent_shapes_that_are_refused(changes: dict[str, object], reason: str) -> None:
+    """Each with its reason, and to a group that stands in a graph all the same."""
+    found, why = CudaHardware().group_class(dataclasses.replace(SPECS["latent"], **changes))
+    assert found is CapturedMLAGroup
+    assert why is not None and re.search(reason, why)

@@ -6,7 +6,6 @@ lies in the cache at their positions is in nobody's range of keys. Wrappers are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import flashinfer
@@ -14,14 +13,12 @@ import numpy as np
 import torch
 
 from trunnion.contract import Field, LayerCaches
-from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
+from trunnion.interfaces.attention import GroupSpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.captured import write_rows
 from trunnion_cuda.segments import Segments, segments_of
 from trunnion_cuda.workspaces import PlanMemory, float_workspace
 
-DTYPES = (torch.bfloat16, torch.float16)
-HEAD_DIMS = (64, 128, 256)
 TENSOR_CORE_GROUP = 4
 """Query heads per KV head from which a decode is faster on tensor cores, though they compute rows nobody asked for."""
 BACKEND = "fa2"
@@ -29,19 +26,6 @@ BACKEND = "fa2"
 LAYOUT = "NHD"
 
 Wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper | flashinfer.BatchPrefillWithPagedKVCacheWrapper
-
-
-def why_not_flashinfer(spec: AttentionSpec) -> str | None:
-    """Why FlashInfer's kernels cannot run layers of this shape, or None if they can."""
-    if spec.dtype not in DTYPES:
-        return f"FlashInfer computes in {_names(DTYPES)}, not in {_name(spec.dtype)}"
-    if spec.head_dim not in HEAD_DIMS:
-        return f"FlashInfer has no kernel for head_dim {spec.head_dim}; it has {', '.join(map(str, HEAD_DIMS))}"
-    if spec.num_qo_heads % spec.num_kv_heads:
-        return f"{spec.num_qo_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
-    if spec.has_sinks:
-        return "FlashInfer's variant with sinks is another kernel, which this package does not use yet"
-    return None
 
 
 @dataclass(slots=True)
@@ -276,11 +260,3 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
 
 def _tensor(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _names(dtypes: Sequence[torch.dtype]) -> str:
-    return " and ".join(map(_name, dtypes))

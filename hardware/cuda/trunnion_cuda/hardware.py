@@ -19,10 +19,12 @@ from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
-from trunnion_cuda.attention import FlashInferAttentionGroup, why_not_flashinfer
+from trunnion_cuda.attention import FlashInferAttentionGroup
+from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_mla
 from trunnion_cuda.collectives import NcclCollectives
 from trunnion_cuda.fences import EventFence
 from trunnion_cuda.kernels import kernels
+from trunnion_cuda.mla import FlashInferMLAGroup
 from trunnion_cuda.runner import CudaGraphRunner
 from trunnion_cuda.workspaces import FLOAT_BYTES, INT_BYTES
 
@@ -101,7 +103,8 @@ class CudaHardware(ReferenceHardware):
             reason = why_not_flashinfer(spec)
             return (FlashInferAttentionGroup, None) if reason is None else (CapturedAttentionGroup, reason)
         if isinstance(spec, MLASpec):
-            return CapturedMLAGroup, "latent attention is not on FlashInfer yet"
+            reason = why_not_flashinfer_mla(spec)
+            return (FlashInferMLAGroup, None) if reason is None else (CapturedMLAGroup, reason)
         return CapturedRecurrentGroup, "the delta net's kernels are operators; its group is the reference's"
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:

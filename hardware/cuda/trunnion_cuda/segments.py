@@ -22,6 +22,11 @@ class Segments:
     last_page_len: np.ndarray
     """[n]: tokens in a run's last page; 0 for a run without pages."""
 
+    def num_keys(self, block_size: int) -> np.ndarray:
+        """[n]: keys that each run sees."""
+        pages = self.kv_indptr[1:] - self.kv_indptr[:-1]
+        return np.where(pages > 0, (pages - 1) * block_size + self.last_page_len, 0).astype(np.int32)
+
 
 def segments_of(
     step: StepInputs,

@@ -40,10 +40,14 @@ class PlanMemory:
         """From here on plans are those of another step."""
         self._turn = (self._turn + 1) % STEPS_IN_FLIGHT
 
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The device's part, and the host's part of this step."""
+        return self._device_part, self._host_parts[self._turn]
+
     def lend_to(self, wrapper: Any) -> None:
         """Let the wrapper plan here. It has no public way to share or alternate these buffers."""
-        wrapper._int_workspace_buffer = self._device_part
-        wrapper._pin_memory_int_workspace_buffer = self._host_parts[self._turn]
+        wrapper._int_workspace_buffer, wrapper._pin_memory_int_workspace_buffer = self.parts
 
     def host_copies(self, segments: Segments, key: Any) -> dict[str, torch.Tensor]:
         """Pinned copies of a graph's segments, at the same addresses for the same key: uploads may wait."""

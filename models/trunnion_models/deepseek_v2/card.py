@@ -52,8 +52,11 @@ def _deepseek(name: str, notes: str, *, quick: bool = False, block_size: int = 4
 CARDS: tuple[Card, ...] = (
     _deepseek(
         "quick",
-        "low-rank queries, routing within groups, YaRN in amplitude and softmax scale, dense first layer",
+        "low-rank queries, routing within groups, YaRN in amplitude and softmax scale, dense first layer; latents of "
+        "the size that vendors' kernels take",
         quick=True,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
         q_lora_rank=24,
         topk_method="group_limited_greedy",
         n_group=4,

@@ -1,19 +1,42 @@
 """The arguments of FlashInfer's kernels as they lie in memory, and the memory that they point to.
 
 Layouts of flashinfer 0.7.4: `paged_kv_t` of page.cuh, and the `Params` that `batch_decode_customize_config.jinja` and
-`batch_prefill_customize_config.jinja` render for the default attention variant.
+`batch_prefill_customize_config.jinja` render for the default attention variant and the one with sinks.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from ctypes import c_bool, c_double, c_int32, c_int64, c_uint32, c_void_p
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 ParamsT = TypeVar("ParamsT", bound=ctypes.Structure)
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """Of queries, caches and outputs, which a compiled module's name tells and its kernels' do not."""
+
+    q: torch.dtype
+    kv: torch.dtype
+    o: torch.dtype
+
+    @classmethod
+    def of(cls, library: str) -> Dtypes:
+        """From a library's path; LookupError for dtypes that are not simulated."""
+        names = [re.search(rf"_dtype_{kind}_([a-z0-9]+)_", library) for kind in ("q", "kv", "o")]
+        with_sinks = re.search(r"_attention_sink_([a-z0-9]+)_([a-z0-9]+)_", library)
+        found = [with_sinks[1], with_sinks[2], with_sinks[1]] if with_sinks else [match and match[1] for match in names]
+        unknown = [name for name in found if name not in DTYPES]
+        if unknown:
+            raise LookupError(f"dtypes that are not simulated: {library}")
+        return cls(*(DTYPES[str(name)] for name in found))
 
 
 class FastDivisor(ctypes.Structure):
@@ -86,36 +109,71 @@ class DecodeParams(ctypes.Structure):
     )
 
 
-class PagedParams(ctypes.Structure):
-    """`PagedParams` of batch prefill."""
+_SCHEDULE = (
+    ("request_indices", c_void_p),
+    ("qo_tile_indices", c_void_p),
+    ("kv_tile_indices", c_void_p),
+    ("merge_indptr", c_void_p),
+    ("o_indptr", c_void_p),
+)
+_ROWS = (
+    ("max_total_num_rows", c_uint32),
+    ("total_num_rows", c_void_p),
+    ("padded_batch_size", c_uint32),
+    ("partition_kv", c_bool),
+)
+_SCALE_STRIDES = tuple((f"scale_stride_{index}", c_uint32) for index in range(6))
+VARIANTS: dict[str, tuple[tuple[str, type], ...]] = {
+    "DefaultAttention": (
+        *((f"maybe_{index}", c_void_p) for index in range(8)),
+        *_SCALARS,
+        ("token_pos_in_items_len", c_int64),
+    ),
+    "AttentionSink": (("sink", c_void_p), ("sm_scale", c_double)),
+}
+"""What each variant adds to the arguments of a prefill."""
 
-    _fields_ = (
+
+def paged_params(variant: str) -> type[ctypes.Structure]:
+    """`PagedParams` of batch prefill."""
+    fields = (
         ("q", c_void_p),
         ("paged_kv", PagedCache),
         ("q_indptr", c_void_p),
         ("o", c_void_p),
         ("lse", c_void_p),
         ("group_size", FastDivisor),
-        *((f"maybe_{index}", c_void_p) for index in range(8)),
-        *_SCALARS,
-        ("token_pos_in_items_len", c_int64),
+        *VARIANTS[variant],
         ("num_qo_heads", c_uint32),
         ("q_stride_n", c_int32),
         ("q_stride_h", c_int32),
-        *((f"scale_stride_{index}", c_uint32) for index in range(6)),
+        *_SCALE_STRIDES,
         ("window_left", c_int32),
-        ("request_indices", c_void_p),
-        ("qo_tile_indices", c_void_p),
-        ("kv_tile_indices", c_void_p),
-        ("merge_indptr", c_void_p),
-        ("o_indptr", c_void_p),
+        *_SCHEDULE,
         ("block_valid_mask", c_void_p),
         ("kv_chunk_size_ptr", c_void_p),
-        ("max_total_num_rows", c_uint32),
-        ("total_num_rows", c_void_p),
-        ("padded_batch_size", c_uint32),
-        ("partition_kv", c_bool),
+        *_ROWS,
     )
+    return type("PagedParams", (ctypes.Structure,), {"_fields_": fields})
+
+
+def ragged_params(variant: str) -> type[ctypes.Structure]:
+    """`RaggedParams` of batch prefill."""
+    fields = (
+        *((name, c_void_p) for name in ("q", "k", "v", "q_indptr", "kv_indptr", "o", "lse")),
+        ("group_size", FastDivisor),
+        *VARIANTS[variant],
+        ("num_qo_heads", c_uint32),
+        ("num_kv_heads", c_uint32),
+        *((f"{name}_stride_{axis}", c_uint32) for name in "qkv" for axis in "nh"),
+        *_SCALE_STRIDES,
+        ("window_left", c_int32),
+        *_SCHEDULE,
+        ("kv_chunk_size_ptr", c_void_p),
+        ("block_valid_mask", c_void_p),
+        *_ROWS,
+    )
+    return type("RaggedParams", (ctypes.Structure,), {"_fields_": fields})
 
 
 def copy_of(kind: type[ParamsT], address: int) -> ParamsT:

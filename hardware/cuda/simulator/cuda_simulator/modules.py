@@ -1,25 +1,48 @@
 """The modules of FlashInfer that tests run on the simulated device, compiled before the first test and then kept.
 
-Three, for one dtype and head size: what they leave to arguments is what tests vary. Compiling takes minutes, once for
-each version of FlashInfer, torch and nvcc; ninja sees what has changed.
+Few, for one dtype and head size: what they leave to arguments is what tests vary. Compiling takes minutes, once for
+each version of FlashInfer, torch and nvcc; ninja sees what has changed. Tests that need others run nightly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 HEAD_DIM = 64
+LATENT_DIM, ROPE_DIM = 512, 64
 DTYPE = torch.bfloat16
+MOST_MODULES = 4
+"""Compiled with every change."""
 
 
 def prepare_modules() -> None:
     """Compile what is not compiled, one file at a time, and load it."""
+    wanted = modules()
+    assert len(wanted) <= MOST_MODULES, f"{len(wanted)} modules to compile; every change may have {MOST_MODULES}"
+    for load in wanted:
+        load()
+
+
+def modules() -> list[Callable[[], object]]:
+    """Decode on CUDA cores; prefill, without and with window and soft cap; latent attention."""
     # Read by FlashInfer when it is imported: `install` has set where it compiles, and for what.
     from flashinfer.decode import get_batch_decode_module
+    from flashinfer.jit import gen_batch_mla_module
     from flashinfer.prefill import get_batch_prefill_module
 
-    shape = (DTYPE, DTYPE, DTYPE, torch.int32, HEAD_DIM, HEAD_DIM)
-    no_positions, no_fp16_scores, no_scales = 0, False, False
-    get_batch_decode_module(*shape, no_positions, False, False)
-    for has_window, has_soft_cap in ((False, False), (True, True)):
-        get_batch_prefill_module("fa2", *shape, no_positions, has_window, has_soft_cap, no_fp16_scores, no_scales)
+    dtypes = (DTYPE, DTYPE, DTYPE, torch.int32)
+    no_positions, no_fp16_scores, no_scales, no_profiler = 0, False, False, False
+
+    def decode() -> object:
+        return get_batch_decode_module(*dtypes, HEAD_DIM, HEAD_DIM, no_positions, False, False)
+
+    def prefill(has_window: bool, has_soft_cap: bool) -> object:
+        shape = (*dtypes, HEAD_DIM, HEAD_DIM, no_positions)
+        return get_batch_prefill_module("fa2", *shape, has_window, has_soft_cap, no_fp16_scores, no_scales)
+
+    def latent() -> object:
+        return gen_batch_mla_module("fa2", *dtypes, LATENT_DIM, ROPE_DIM, no_profiler).build_and_load()
+
+    return [decode, lambda: prefill(False, False), lambda: prefill(True, True), latent]

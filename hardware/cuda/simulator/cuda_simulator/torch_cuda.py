@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -218,13 +219,31 @@ def install(library: ctypes.CDLL) -> Simulation:
     return found
 
 
+class _PinnedMemory:
+    """Remembers which host memory was asked for as pinned; it is memory like any other."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, StorageWeakRef] = {}
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        self._storages = {key: reference for key, reference in self._storages.items() if not reference.expired()}
+        self._storages[storage._cdata] = StorageWeakRef(storage)
+        return tensor
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        found = self._storages.get(tensor.untyped_storage()._cdata)
+        return found is not None and not found.expired()
+
+
 def _allow_pinned_memory() -> None:
     """Host memory is host memory here: asking for pinned memory gives some."""
+    pinned = _PinnedMemory()
 
     def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(*args: Any, **options: Any) -> torch.Tensor:
-            options.pop("pin_memory", None)
-            return make(*args, **options)
+            wanted = options.pop("pin_memory", None)
+            return pinned.note(make(*args, **options)) if wanted else make(*args, **options)
 
         return made
 
@@ -232,4 +251,5 @@ def _allow_pinned_memory() -> None:
     _device_constructors()
     for name in ("empty", "zeros", "ones", "full", "tensor", "arange"):
         setattr(torch, name, unpinned(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, device=None: pinned.note(self)  # type: ignore[method-assign]
+    torch.Tensor.is_pinned = lambda self, device=None: pinned.holds(self)  # type: ignore[method-assign]

@@ -1,0 +1,52 @@
+"""What FlashInfer's kernels can run, and why not: asked once per shape of attention, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from trunnion.interfaces.attention import AttentionSpec, MLASpec
+
+DTYPES = (torch.bfloat16, torch.float16)
+HEAD_DIMS = (64, 128, 256)
+LATENT_DIMS = (512, 64)
+"""Of the latent and of the rotated part: DeepSeek's, which FlashInfer's kernel was written for."""
+LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""A tile of 64 or 128 rows holds whole queries: FlashInfer drops a key of a query that two tiles share."""
+
+
+def why_not_flashinfer(spec: AttentionSpec) -> str | None:
+    """Why FlashInfer's kernels cannot run layers of this shape, or None if they can."""
+    if spec.dtype not in DTYPES:
+        return f"FlashInfer computes in {_names(DTYPES)}, not in {_name(spec.dtype)}"
+    if spec.head_dim not in HEAD_DIMS:
+        return f"FlashInfer has no kernel for head_dim {spec.head_dim}; it has {', '.join(map(str, HEAD_DIMS))}"
+    if spec.num_qo_heads % spec.num_kv_heads:
+        return f"{spec.num_qo_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+    if spec.has_sinks:
+        return "FlashInfer's variant with sinks is another kernel, which this package does not use yet"
+    return None
+
+
+def why_not_flashinfer_mla(spec: MLASpec) -> str | None:
+    """Why FlashInfer's latent attention cannot run layers of this shape, or None if it can."""
+    if spec.dtype not in DTYPES:
+        return f"FlashInfer's latent attention computes in {_names(DTYPES)}, not in {_name(spec.dtype)}"
+    dims = (spec.kv_lora_rank, spec.rope_head_dim)
+    if dims != LATENT_DIMS:
+        return (
+            f"FlashInfer's latent attention has {' + '.join(map(str, LATENT_DIMS))} features, not {dims[0]} + {dims[1]}"
+        )
+    if spec.num_qo_heads not in LATENT_HEADS:
+        choices = ", ".join(map(str, LATENT_HEADS))
+        return f"FlashInfer's latent attention drops keys with {spec.num_qo_heads} query heads, not with {choices}"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return " and ".join(map(_name, dtypes))

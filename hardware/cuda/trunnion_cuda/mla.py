@@ -1,0 +1,196 @@
+"""Latent attention on FlashInfer's kernel: planned once per step from the host's copies, in buffers that stay.
+
+The kernel's own `plan` and `run` are called, those under FlashInfer's wrapper: each plan of the wrapper takes 8 MiB of
+the device, copies what it had and reads page numbers back, none of which a step may do. What the wrapper checks is
+checked here and in `capabilities.py`. Of flashinfer 0.7.4.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from flashinfer.jit import gen_batch_mla_module
+
+from trunnion.contract import Field
+from trunnion.interfaces.attention import GroupSpec, MLASpec, StepInputs
+from trunnion.reference.captured import write_rows
+from trunnion.reference.mla import ReferenceMLAGroup
+from trunnion_cuda.segments import segments_of
+from trunnion_cuda.workspaces import PlanMemory, float_workspace
+
+BACKEND = "fa2"
+CAUSAL = 1
+MAX_WORK_ITEMS = 16384
+"""Room of the kernel's schedule, which `plan` would write past."""
+ALIGNMENT = 16
+"""Bytes: the kernel loads and stores vectors of this size."""
+
+
+@functools.cache
+def latent_module(spec: MLASpec) -> Any:
+    """The compiled kernel of a shape; minutes when it is compiled first."""
+    dtype = spec.dtype
+    return gen_batch_mla_module(
+        BACKEND, dtype, dtype, dtype, torch.int32, spec.kv_lora_rank, spec.rope_head_dim, False
+    ).build_and_load()
+
+
+class FlashInferMLAGroup(ReferenceMLAGroup):
+    """Caches as the reference has them: the kernel takes both parts of a row by their strides."""
+
+    def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
+        super().__init__(spec, num_layers, device)
+        self._memory = PlanMemory(device)
+        self._own_indices = torch.empty(0, dtype=torch.int32, device=device)
+        self._graphs: dict[tuple[int, int], list[int]] = {}
+        self._info: list[int] | None = None
+        self._indices = self._own_indices
+        self._num_rows = 0
+        self._slots = self._own_indices
+
+    @classmethod
+    def required_fields(cls, spec: GroupSpec) -> Field:
+        return Field.KV_CSR
+
+    @classmethod
+    def why_not_captured(cls, spec: GroupSpec) -> str | None:
+        return None
+
+    def plan(self, step: StepInputs) -> None:
+        """Plan the step's requests at once, decodes and others.
+
+        Raises:
+            ValueError: the step has more work than the kernel's schedule holds.
+            RuntimeError: in a full graph, other launches than those that were captured.
+        """
+        device = self.tensors(step.device)
+        assert device.slot_mapping is not None and device.kv_indices is not None
+        self._slots = device.slot_mapping
+        self._memory.next_step()
+        if step.in_full_graph:
+            self._plan_graph(step, device.kv_indices)
+            return
+        assert step.counts.lens_are_exact, "FlashInfer's plan needs exact host lengths"
+        self._num_rows, self._info = step.counts.num_tokens, None
+        if not step.counts.num_reqs:
+            return
+        found = segments_of(step, self.cache_index, block_size=self._block_size)
+        self._indices = device.kv_indices
+        if found.kv_indices is not None:
+            self._indices = torch.from_numpy(found.kv_indices).to(self.device)
+        lens = found.num_keys(self._block_size)
+        self._info = self._schedule(*map(torch.from_numpy, (found.qo_indptr, found.kv_indptr, lens)))
+
+    def _plan_graph(self, step: StepInputs, indices: torch.Tensor) -> None:
+        num_reqs, self._num_rows = step.device.seq_lens.shape[0], self._slots.shape[0]
+        key = (num_reqs, self._num_rows // num_reqs)
+        found = segments_of(step, self.cache_index, block_size=self._block_size, padded_reqs=num_reqs, query_len=key[1])
+        self._indices = indices
+        if found.kv_indices is not None:
+            # Graphs of all buckets read the pages here, and one of them runs at a time.
+            if self._own_indices.shape[0] < indices.shape[0]:
+                assert key not in self._graphs, "the indices of a captured graph have moved"
+                self._own_indices = torch.zeros_like(indices)
+            self._indices = self._own_indices[: indices.shape[0]]
+            host = self._memory.host_copies(found, key)["kv_indices"]
+            self._indices[: len(host)].copy_(host, non_blocking=True)
+        lens = found.num_keys(self._block_size)
+        self._info = self._schedule(*map(torch.from_numpy, (found.qo_indptr, found.kv_indptr, lens)))
+        captured = self._graphs.setdefault(key, self._info)
+        if captured != self._info:
+            raise RuntimeError(f"the plan of {key[0]} requests of {key[1]} tokens changed: {captured} -> {self._info}")
+
+    def _schedule(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_lens: torch.Tensor) -> list[int]:
+        """Have the kernel's schedule written and uploaded -> where it lies."""
+        spec = self.spec
+        rows = int(qo_indptr[-1]) * spec.num_qo_heads
+        tile = 128 if rows // len(kv_lens) > 64 else 64
+        assert tile % spec.num_qo_heads == 0, f"{spec.num_qo_heads} heads and {tile} rows: a query in two tiles"
+        # Splitting the keys adds no more pieces than there are multiprocessors.
+        most = rows // tile + len(kv_lens) + torch.cuda.get_device_properties(self.device).multi_processor_count
+        if most > MAX_WORK_ITEMS:
+            raise ValueError(
+                f"{int(qo_indptr[-1])} tokens of {spec.num_qo_heads} heads are up to {most} pieces of work, and "
+                f"FlashInfer's latent attention holds {MAX_WORK_ITEMS}: lower max_num_tokens"
+            )
+        int_workspace, host_workspace = self._memory.parts
+        # By position: a compiled function's arguments have no names.
+        info = latent_module(spec).plan(
+            float_workspace(self.device),
+            int_workspace,
+            host_workspace,
+            qo_indptr,
+            kv_indptr,
+            kv_lens,
+            spec.num_qo_heads,
+            spec.kv_lora_rank,
+            True,
+        )
+        return list(info)
+
+    def run(
+        self,
+        layer: int,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `MLAGroup.run`.
+
+        Raises:
+            ValueError: heads, features, dtypes or strides that are not the group's; the kernel would read past rows.
+        """
+        spec, count = self.spec, self._num_rows
+        out = torch.empty_like(q_latent, memory_format=torch.contiguous_format) if out is None else out
+        for name, rows, width in (
+            ("q_latent", q_latent, spec.kv_lora_rank),
+            ("q_rope", q_rope, spec.rope_head_dim),
+            ("out", out, spec.kv_lora_rank),
+        ):
+            self._check(name, rows, width)
+        cache = self.caches[layer]["kv_cache"]
+        new = torch.cat((kv_latent, k_rope), dim=-1)
+        write_rows(cache.flatten(0, 1), self._slots, new[: self._slots.shape[0]])
+        if count < out.shape[0]:
+            out[count:] = 0
+        if self._info is None:
+            return out
+        latent, rope = cache.split((spec.kv_lora_rank, spec.rope_head_dim), dim=-1)
+        latent_module(spec).run(
+            float_workspace(self.device),
+            self._memory.parts[0],
+            self._info,
+            q_latent[:count],
+            q_rope[:count],
+            latent,
+            rope,
+            self._indices,
+            out[:count],
+            None,  # no log-sum-exp
+            CAUSAL,
+            spec.num_qo_heads,
+            self._block_size,
+            spec.scale,
+            False,
+            1.0,  # scales of caches in float8, which these are not
+            1.0,
+            None,
+        )
+        return out
+
+    def _check(self, name: str, rows: torch.Tensor, width: int) -> None:
+        spec = self.spec
+        steps = [rows.stride(0), rows.stride(1), rows.storage_offset()]
+        if rows.shape[1:] != (spec.num_qo_heads, width) or rows.dtype != spec.dtype:
+            raise ValueError(f"{name} {tuple(rows.shape)} {rows.dtype} does not have the heads of {spec}")
+        if rows.stride(2) != 1 or any(step * rows.element_size() % ALIGNMENT for step in steps):
+            raise ValueError(f"{name} has strides {rows.stride()}; rows begin at multiples of {ALIGNMENT} bytes")
+
+    @property
+    def _block_size(self) -> int:
+        return self.caches[0]["kv_cache"].shape[1]
