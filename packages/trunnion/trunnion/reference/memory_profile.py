@@ -61,8 +61,12 @@ def profile_encoder(model: MultiModal, max_encoder_rows: int) -> int:
 
 
 def _widest_row(model: nn.Module) -> int:
-    """The most features a weight reads or makes; experts are counted one at a time, vocabulary not at all."""
-    widest = 0
+    """The most features a weight reads or makes; experts are counted one at a time, vocabulary not at all.
+
+    Queries of latent attention are wider than any weight: each head has the features of a key.
+    """
+    latent = (spec for spec in _specs(model) if isinstance(spec, MLASpec))
+    widest = max((spec.num_qo_heads * _key_features(spec) for spec in latent), default=0)
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             sizes = parameter.shape[-2:]
