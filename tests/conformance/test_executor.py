@@ -53,10 +53,14 @@ def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None) -> ForwardB
         max_query_len=max(lengths, default=0),
         max_seq_len=max(seq_lens, default=0),
     )
+    used = [blocks[: -(-length // 4)] for blocks, length in zip(table, seq_lens, strict=True)]
     group = GroupTensors(
         slot_mapping=int32(slots),
         block_table=int32(table).view(len(lengths), -1) if lengths else torch.zeros(0, 8, dtype=torch.int32),
         kv_start=int32([0] * len(lengths)),
+        kv_indptr=int32([sum(map(len, used[:index])) for index in range(len(used) + 1)]),
+        kv_indices=int32([block for blocks in used for block in blocks]),
+        kv_last_page_len=int32([(length - 1) % 4 + 1 for length in seq_lens]),
     )
     tensors = BatchTensors(
         input_ids=int32([(7 * position + 3) % 131 for position in positions]),

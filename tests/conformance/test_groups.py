@@ -46,6 +46,7 @@ SPECS: dict[str, GroupSpec] = {
     "wide-soft-cap-window-bf16": _wide(8, 2, soft_cap=2.0, window=6),
     "mla": MLASpec(num_qo_heads=3, kv_lora_rank=16, rope_head_dim=8, scale=0.2, dtype=torch.float32),
     "mla-bf16": MLASpec(num_qo_heads=2, kv_lora_rank=32, rope_head_dim=8, scale=0.2, dtype=torch.bfloat16),
+    "wide-sinks-window-bf16": _wide(8, 2, has_sinks=True, window=5),
     "wide-mla-bf16": MLASpec(num_qo_heads=4, kv_lora_rank=512, rope_head_dim=64, scale=0.1, dtype=torch.bfloat16),
     "recurrent": RecurrentSpec(
         num_k_heads=2, num_v_heads=4, head_k_dim=8, head_v_dim=6, conv_kernel_size=4, dtype=torch.float32
@@ -54,6 +55,13 @@ SPECS: dict[str, GroupSpec] = {
         num_k_heads=1, num_v_heads=2, head_k_dim=8, head_v_dim=8, conv_kernel_size=2, dtype=torch.bfloat16
     ),
 }
+
+NIGHTLY = {"wide-sinks-window-bf16"}
+"""Shapes for which vendors' libraries may compile another kernel for minutes."""
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.nightly] if name in NIGHTLY else []
 
 
 def _inputs(spec: GroupSpec, rows: int, padding: int, generator: torch.Generator) -> list[torch.Tensor | None]:
@@ -107,7 +115,7 @@ def _runs(spec: GroupSpec, shape: Shape) -> bool:
 
 
 CASES = [
-    pytest.param(spec, shape, id=f"{name}-{shape.name}")
+    pytest.param(spec, shape, id=f"{name}-{shape.name}", marks=_marks(name))
     for name, spec in SPECS.items()
     for shape in SHAPES
     if _runs(spec, shape)
@@ -139,7 +147,7 @@ def test_group_equals_reference(hardware: Hardware, spec: GroupSpec, shape: Shap
             )
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("spec", [pytest.param(spec, id=name, marks=_marks(name)) for name, spec in SPECS.items()])
 def test_plan_serves_every_layer(hardware: Hardware, spec: GroupSpec) -> None:
     """One plan per step: running a layer does not use the plan up, and layers do not share a cache."""
     tested, _ = _rigs(hardware, spec)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 32, 48, 4, 2, 8, 131, 2
 
 
-def write_tiny_llama(folder: Path) -> Path:
+def write_tiny_llama(folder: Path, head_dim: int = HEAD_DIM) -> Path:
     """Write `config.json` and `model.safetensors` to `folder`, and return it."""
     generator = torch.Generator().manual_seed(11)
 
@@ -25,8 +25,8 @@ def write_tiny_llama(folder: Path) -> Path:
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{layer}{name}.weight"] = torch.ones(HIDDEN)
         for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            tensors[f"{layer}self_attn.{name}_proj.weight"] = weight(rows * HEAD_DIM, HIDDEN)
-        tensors[f"{layer}self_attn.o_proj.weight"] = weight(HIDDEN, HEADS * HEAD_DIM)
+            tensors[f"{layer}self_attn.{name}_proj.weight"] = weight(rows * head_dim, HIDDEN)
+        tensors[f"{layer}self_attn.o_proj.weight"] = weight(HIDDEN, HEADS * head_dim)
         tensors[f"{layer}mlp.gate_proj.weight"] = weight(INTERMEDIATE, HIDDEN)
         tensors[f"{layer}mlp.up_proj.weight"] = weight(INTERMEDIATE, HIDDEN)
         tensors[f"{layer}mlp.down_proj.weight"] = weight(HIDDEN, INTERMEDIATE)
@@ -41,7 +41,7 @@ def write_tiny_llama(folder: Path) -> Path:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "head_dim": head_dim,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from tests.conformance.batches import GroupRig, Request, Shape, build_step, live_rows
 
 from trunnion.contract import BatchTensors, GroupTensors
 from trunnion.interfaces.attention import AttentionSpec, MLASpec, StepInputs
 from trunnion.reference import ReferenceHardware
-from trunnion.reference.captured import CapturedMLAGroup
-from trunnion_cuda.attention import FlashInferAttentionGroup
 from trunnion_cuda.capture import CudaCapture
 from trunnion_cuda.hardware import CudaHardware
 
@@ -30,8 +28,17 @@ SPECS: dict[str, AttentionSpec | MLASpec] = {
     "cuda-cores": _attention(num_qo_heads=4),
     "tensor-cores": _attention(num_qo_heads=8),
     "soft-cap-window": _attention(num_qo_heads=8, soft_cap=2.0, window=6),
+    "sinks": _attention(num_qo_heads=4, has_sinks=True),
+    "sinks-window": _attention(num_qo_heads=8, has_sinks=True, window=6),
     "latent": MLASpec(num_qo_heads=16, kv_lora_rank=512, rope_head_dim=64, scale=0.05, dtype=torch.bfloat16),
 }
+
+NIGHTLY = {"sinks", "sinks-window"}
+"""Kernels of their own, which every change need not compile."""
+
+
+def _named(*names: str) -> list[ParameterSet]:
+    return [pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else []) for name in names]
 
 
 def _rows(spec: AttentionSpec | MLASpec) -> list[tuple[int, ...]]:
@@ -64,12 +71,15 @@ class GraphRig:
         }
         self.seq_lens = torch.zeros(NUM_REQS, dtype=torch.int32, device=DEVICE)
         self.args = [torch.zeros(self.rows, *shape, dtype=spec.dtype, device=DEVICE) for shape in _rows(spec)]
+        self.sinks: tuple[torch.Tensor, ...] = ()
+        if isinstance(spec, AttentionSpec) and spec.has_sinks:
+            self.sinks = (torch.linspace(-1, 2, spec.num_qo_heads, device=DEVICE),)
         with torch.inference_mode():
             self.stage(build_step(spec, Shape("none", ()), BLOCK_SIZE, self.tested.num_blocks, 0))
             capture = CudaCapture(DEVICE)
-            self.tested.group.run(1, *self.args)
+            self.tested.group.run(1, *self.args, *self.sinks)
             capture.begin()
-            self.out = self.tested.group.run(1, *self.args)
+            self.out = self.tested.group.run(1, *self.args, *self.sinks)
             self.graph = capture.end()
 
     def stage(self, step: StepInputs) -> None:
@@ -109,14 +119,15 @@ class GraphRig:
         self.stage(step)
         self.graph.replay()
         self.truth.group.plan(step)
-        expected = self.truth.group.run(1, *(x[: shape.num_tokens] for x in inputs))[shape.real_rows]
+        sinks = (tensor.cpu() for tensor in self.sinks)
+        expected = self.truth.group.run(1, *(x[: shape.num_tokens] for x in inputs), *sinks)[shape.real_rows]
         actual = self.out.cpu()[shape.real_rows]
         torch.testing.assert_close(actual.float(), expected.float(), rtol=2e-2, atol=2e-2)
         for name, cache in self.truth.caches[1].items():
             torch.testing.assert_close(self.tested.caches[1][name].cpu(), cache, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", _named(*SPECS))
 def test_a_replay_follows_the_lengths(name: str) -> None:
     """Captured without a request; replayed full, with fewer requests, long ones and again short ones."""
     rig = GraphRig(SPECS[name], 1)
@@ -125,7 +136,7 @@ def test_a_replay_follows_the_lengths(name: str) -> None:
         rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
 
 
-@pytest.mark.parametrize("name", ["tensor-cores", "soft-cap-window", "latent"])
+@pytest.mark.parametrize("name", _named("tensor-cores", "soft-cap-window", "sinks-window", "latent"))
 def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
     """Placeholders in a graph: their rows take no part, whatever lies in the cache where they would be."""
     rig = GraphRig(SPECS[name], 3)
@@ -133,45 +144,3 @@ def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
     for seed in range(6):
         requests = tuple(Request(rng.randint(1, 50), 3, unwritten=rng.randint(0, 2)) for _ in range(rng.randint(0, 4)))
         rig.replay(Shape("verify", requests, num_decodes=len(requests), decode_query_len=3), seed)
-
-
-def test_other_heads_than_planned_are_refused() -> None:
-    """FlashInfer reads past the rows instead."""
-    spec = SPECS["cuda-cores"]
-    assert isinstance(spec, AttentionSpec)
-    rig = GroupRig(FlashInferAttentionGroup, spec, DEVICE)
-    wrong = torch.zeros(2, 3, 64, dtype=spec.dtype, device=DEVICE)
-    with pytest.raises(ValueError, match="do not have the heads"):
-        rig.group.run(0, torch.zeros(2, 4, 64, dtype=spec.dtype, device=DEVICE), wrong, wrong)
-    group = FlashInferAttentionGroup(spec, 1, DEVICE)
-    with pytest.raises(ValueError, match=r"expected \[num_blocks, block_size, 2, 64\]"):
-        cache = torch.zeros(8, 4, 3, 64, dtype=spec.dtype, device=DEVICE)
-        group.bind_kv_cache(0, [{"k_cache": cache, "v_cache": cache}])
-
-
-def test_other_latents_than_planned_are_refused() -> None:
-    """FlashInfer reads past the rows instead."""
-    spec = SPECS["latent"]
-    assert isinstance(spec, MLASpec)
-    rig = GroupRig(CudaHardware().group_class(spec)[0], spec, DEVICE)
-    args = [torch.zeros(2, *shape, dtype=spec.dtype, device=DEVICE) for shape in _rows(spec)]
-    with pytest.raises(ValueError, match=r"q_rope .* does not have the heads"):
-        rig.group.run(0, args[0], args[1][:, :8], *args[2:])
-    with pytest.raises(ValueError, match="q_rope has strides"):
-        rig.group.run(0, args[0], torch.zeros(2, 64, 16, dtype=spec.dtype, device=DEVICE).mT, *args[2:])
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"dtype": torch.float32}, "computes in bfloat16 and float16, not in float32"),
-        ({"kv_lora_rank": 256}, r"has 512 \+ 64 features, not 256 \+ 64"),
-        ({"num_qo_heads": 24}, "drops keys with 24 query heads"),
-    ],
-    ids=str,
-)
-def test_latent_shapes_that_are_refused(changes: dict[str, object], reason: str) -> None:
-    """Each with its reason, and to a group that stands in a graph all the same."""
-    found, why = CudaHardware().group_class(dataclasses.replace(SPECS["latent"], **changes))
-    assert found is CapturedMLAGroup
-    assert why is not None and re.search(reason, why)

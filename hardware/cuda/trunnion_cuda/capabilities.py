@@ -8,6 +8,9 @@ import torch
 
 from trunnion.interfaces.attention import AttentionSpec, MLASpec
 
+BACKEND = "fa2"
+"""FlashInfer's kernels for every architecture from sm_80, also on sm_90, for which it has others ("fa3"): the simulated
+device cannot run those, so that nobody has seen their plans in graphs."""
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 128, 256)
 LATENT_DIMS = (512, 64)
@@ -24,8 +27,8 @@ def why_not_flashinfer(spec: AttentionSpec) -> str | None:
         return f"FlashInfer has no kernel for head_dim {spec.head_dim}; it has {', '.join(map(str, HEAD_DIMS))}"
     if spec.num_qo_heads % spec.num_kv_heads:
         return f"{spec.num_qo_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
-    if spec.has_sinks:
-        return "FlashInfer's variant with sinks is another kernel, which this package does not use yet"
+    if spec.has_sinks and spec.soft_cap is not None:
+        return f"FlashInfer's kernels with sinks have no soft cap; this one is {spec.soft_cap}"
     return None
 
 

@@ -17,10 +17,10 @@ from trunnion.contract import Field
 from trunnion.interfaces.attention import GroupSpec, MLASpec, StepInputs
 from trunnion.reference.captured import write_rows
 from trunnion.reference.mla import ReferenceMLAGroup
+from trunnion_cuda.capabilities import BACKEND
 from trunnion_cuda.segments import segments_of
 from trunnion_cuda.workspaces import PlanMemory, float_workspace
 
-BACKEND = "fa2"
 CAUSAL = 1
 MAX_WORK_ITEMS = 16384
 """Room of the kernel's schedule, which `plan` would write past."""

@@ -69,6 +69,13 @@ def segments_of(
     return _split(rows, missing, indptr, last, group.kv_indices.numpy(), block_size)
 
 
+def has_no_context(step: StepInputs, segments: Segments, first: int) -> bool:
+    """Whether all keys that requests `first` onwards see are rows of this step, each of which has a slot."""
+    seq_lens = step.host.seq_lens[first : step.counts.num_reqs].numpy()
+    lengths = segments.qo_indptr[1:] - segments.qo_indptr[:-1]
+    return segments.kv_indices is None and bool((seq_lens == lengths).all())
+
+
 def _padded_decodes(indptr: np.ndarray, last: np.ndarray, padded_reqs: int) -> Segments:
     absent = padded_reqs - len(last)
     return Segments(
