@@ -131,7 +131,7 @@ def define_hardware_sessions(hardware: str) -> None:
 
     @nox.session(name=f"test-{hardware}", venv_backend="none")
     def test(session: nox.Session) -> None:
-        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint")
+        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit")
         reports = fresh_folder(f"test-{hardware}")
         if session.posargs:
             plugin, variables = _simulator(hardware)
@@ -147,7 +147,7 @@ def define_hardware_sessions(hardware: str) -> None:
 
         @nox.session(name=f"mutate-{hardware}", venv_backend="none")
         def mutate(session: nox.Session) -> None:
-            env = Environment(session, hardware).prepare("checkpoints", "tests", "lint")
+            env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit")
             patches = ("--patches", f"hardware/{hardware}/tests/mutations")
             _pytest(env, "tests/mutations", fresh_folder(f"mutate-{hardware}"), *patches, *session.posargs)
             _finish(session, f"mutate-{hardware}")
@@ -156,7 +156,7 @@ def define_hardware_sessions(hardware: str) -> None:
 
     @nox.session(name=f"wheels-{hardware}", venv_backend="none")
     def wheels(session: nox.Session) -> None:
-        env = Environment(session, hardware).prepare("checkpoints", "tests", "wheels")
+        env = Environment(session, hardware).prepare("checkpoints", "tests", "wheels", "toolkit")
         _build_and_try_wheels(env, fresh_folder(f"wheels-{hardware}"))
         _finish(session, f"wheels-{hardware}")
 

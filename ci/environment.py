@@ -73,6 +73,11 @@ def pins(table: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}=={version}" for name, version in table.items())
 
 
+def missing_toolkits(table: Mapping[str, Any], hardware: str) -> list[Mapping[str, str]]:
+    """Rows of `versions.toml` for the compilers of `hardware` that are not on PATH."""
+    return [rows for command, rows in table["toolkit"].get(hardware, {}).items() if shutil.which(command) is None]
+
+
 def layers(root: Path, hardware: str) -> dict[str, Layer]:
     """Every layer that an environment of `hardware` can have, by name."""
     table = read_versions(root)
@@ -92,6 +97,7 @@ def layers(root: Path, hardware: str) -> dict[str, Layer]:
         # Without dependencies: one of them would be compiled for long, and only the file is wanted.
         Layer("checkpoints", ("--no-deps", *pins(table["checkpoints"]))),
         *(Layer(name, pins(table[name])) for name in ("lint", "tests", "wheels")),
+        Layer("toolkit", tuple(pin for rows in missing_toolkits(table, hardware) for pin in pins(rows))),
     )
     return {layer.name: layer for layer in every}
 
@@ -107,8 +113,10 @@ class Environment:
         self.stamps = self.folder / "layers.json"
 
     def run(self, *arguments: str, env: Mapping[str, str | None] | None = None, **options: Any) -> Any:
-        """Run one of the environment's executables, with the others first on PATH."""
-        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
+        """Run one of the environment's executables, with the others first on PATH and its toolkit's last."""
+        # Where the distributions of a toolkit have their commands; one that was on PATH already stays before them.
+        toolkit = map(str, sorted(self.folder.glob("lib/python*/site-packages/nvidia/*/bin")))
+        path = os.pathsep.join((str(self.bin), os.environ["PATH"], *toolkit))
         variables = {"PATH": path, "VIRTUAL_ENV": str(self.folder), "PYTHONPATH": None, **(env or {})}
         command = str(self.bin / arguments[0])
         return self.session.run(command, *arguments[1:], env=variables, external=True, **options)
@@ -129,7 +137,7 @@ class Environment:
     def _install(self, layer: Layer) -> None:
         done = json.loads(self.stamps.read_text()) if self.stamps.exists() else {}
         stamp = layer.stamp()
-        if done.get(layer.name) == stamp:
+        if done.get(layer.name) == stamp or not layer.arguments:
             return
         if layer.name == "base":
             self._announce_cuda_build()

@@ -254,6 +254,18 @@ class TestSessions:
         table.write_text(re.sub(r'\npytest = "[^"]*"', '\npytest = "1.0"', table.read_text()))
         assert changed(before) == {"host", "packages", "tests"}
 
+    def test_a_toolkit_is_installed_where_its_command_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        table = {"toolkit": {"toy": {"toyc": {"toy-compiler": "1.2"}}}}
+        assert environment.missing_toolkits(table, "cpu") == []
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert environment.missing_toolkits(table, "toy") == [{"toy-compiler": "1.2"}]
+        (tmp_path / "toyc").write_text("#!/bin/sh\n")
+        (tmp_path / "toyc").chmod(0o755)
+        assert environment.missing_toolkits(table, "toy") == []
+        assert environment.layers(ROOT, "cpu")["toolkit"].arguments == ()
+
 
 class TestReports:
     SUITE = (

@@ -56,7 +56,7 @@ def _install_runtime(simulation: torch_cuda.Simulation) -> None:
         FLASHINFER_WORKSPACE_BASE=str(libraries.cache_folder()),
         # Device code is compiled and never run: as little of it as can be.
         FLASHINFER_EXTRA_CUDAFLAGS="-Xptxas -O0 -Xcicc -O0",
-        FLASHINFER_EXTRA_LDFLAGS=f"-L{libraries.driver_link_folder()}",
+        FLASHINFER_EXTRA_LDFLAGS=f"-L{libraries.link_folder()}",
         MAX_JOBS="1",
     )
     if "CUDA_HOME" not in os.environ and (home := toolkit_folder()) is not None:

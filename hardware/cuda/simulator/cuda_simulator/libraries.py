@@ -43,13 +43,17 @@ def driver_library() -> Path:
     return _compile(HERE / "driver.cpp", name, f"-Wl,-soname,{name}")
 
 
-def driver_link_folder() -> Path:
-    """Where a linker finds `-lcuda`."""
-    library = driver_library()
-    plain = library.with_name("libcuda.so")
-    if not plain.exists():
-        plain.symlink_to(library.name)
-    return library.parent
+def link_folder() -> Path:
+    """Where a linker finds `-lcuda`, and `-lcudart` if the toolkit has none under that name (PyPI's has not)."""
+    folder = driver_library().parent
+    for library, plain in ((driver_library(), "libcuda.so"), (runtime_library(), "libcudart.so")):
+        link = folder / plain
+        if link.resolve() != library.resolve():
+            # Renamed onto its place: another process may link at this moment.
+            partial = folder / f"{plain}.{os.getpid()}"
+            partial.symlink_to(library)
+            partial.replace(link)
+    return folder
 
 
 def _compile(source: Path, name: str, *options: str, after: list[str] | None = None) -> Path:
