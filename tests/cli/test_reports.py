@@ -56,6 +56,24 @@ def test_broken_hardware_package_is_fatal_and_named(cli: Cli, tmp_path: Path, mo
     assert "FATAL: hardware broken: found RuntimeError: driver too old" in outcome.out
 
 
+def test_what_a_package_says_of_the_machine_is_printed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "trunnion_telling"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "hardware.py").write_text(
+        "from trunnion_cpu.hardware import CpuHardware\n"
+        "class HARDWARE(CpuHardware):\n"
+        "    name, device_type = 'telling', 'meta'\n"
+        "    def environment_facts(self):\n"
+        "        return {'compiler': 'not needed'}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert json.loads(cli("env", "--json").out)["facts"] == {"telling compiler": "not needed"}
+    assert "telling compiler" in cli("env").out
+
+
 def test_unmet_requirement_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "trunnion_odd"
     package.mkdir()

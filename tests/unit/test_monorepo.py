@@ -254,6 +254,22 @@ class TestSessions:
         table.write_text(re.sub(r'\npytest = "[^"]*"', '\npytest = "1.0"', table.read_text()))
         assert changed(before) == {"host", "packages", "tests"}
 
+    def test_the_default_environment_has_no_library_of_another_hardware(self) -> None:
+        """Whoever works on a CPU downloads none of them, and imports none where they are installed."""
+        requirements = [word for layer in environment.layers(ROOT, "cpu").values() for word in layer.arguments]
+        assert not [word for word in requirements if word.startswith(("flashinfer", "nvidia", "tilelang", "triton"))]
+        code = (
+            "import sys\n"
+            "sys.modules.update(dict.fromkeys(('flashinfer', 'tilelang', 'triton')))\n"
+            "import trunnion.cli.main, trunnion_cpu.hardware\n"
+            "from trunnion import registry\n"
+            "for family in registry.model_families():\n"
+            "    __import__(f'{family.package}.model')\n"
+            "print('trunnion_cuda' in sys.modules)\n"
+        )
+        result = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True)
+        assert result.stdout == "False\n", result.stderr
+
     def test_a_toolkit_is_installed_where_its_command_is_missing(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -69,7 +69,7 @@ def test_a_device_that_does_not_exist_is_named() -> None:
 def test_the_environment_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = {problem.what: problem.fatal for problem in CudaHardware().check_environment()}
-    assert found == {"nvcc": False}
+    assert found == {"nvcc": False, "C compiler": False}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = {problem.what: problem.fatal for problem in CudaHardware().check_environment()}
-    assert found == {"CUDA device": True, "nvcc": False}
+    assert found == {"CUDA device": True, "nvcc": False, "C compiler": False}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,18 +18,15 @@ from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
-from trunnion_cuda.attention import FlashInferAttentionGroup
+from trunnion_cuda import environment
 from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_mla
 from trunnion_cuda.collectives import NcclCollectives
 from trunnion_cuda.fences import EventFence
 from trunnion_cuda.kernels import kernels
-from trunnion_cuda.mla import FlashInferMLAGroup
 from trunnion_cuda.runner import CudaGraphRunner
 from trunnion_cuda.workspaces import FLOAT_BYTES, INT_BYTES
 
 DISPATCH_KEY = "CUDA"
-MINIMUM_CAPABILITY = (8, 0)
-"""FlashInfer's and Triton's kernels in bfloat16 start with sm_80."""
 
 
 class CudaHardware(ReferenceHardware):
@@ -53,32 +49,10 @@ class CudaHardware(ReferenceHardware):
         return CudaHardware(mode)
 
     def check_environment(self) -> Sequence[EnvironmentProblem]:
-        """A device that is new enough, and the compiler that FlashInfer needs for what is not compiled yet."""
-        problems = []
-        if not torch.cuda.is_available():
-            built = f"torch {torch.__version__} for CUDA {torch.version.cuda or 'none'}"
-            problems.append(
-                EnvironmentProblem(what="CUDA device", found=f"none ({built})", needed="a GPU and driver", fatal=True)
-            )
-        elif (found := torch.cuda.get_device_capability()) < MINIMUM_CAPABILITY:
-            problems.append(
-                EnvironmentProblem(
-                    what="compute capability",
-                    found=_dotted(found),
-                    needed=f">={_dotted(MINIMUM_CAPABILITY)}",
-                    fatal=True,
-                )
-            )
-        if shutil.which("nvcc") is None:
-            problems.append(
-                EnvironmentProblem(
-                    what="nvcc",
-                    found="not on PATH",
-                    needed="the CUDA toolkit: FlashInfer compiles its kernels when they are first planned",
-                    fatal=False,
-                )
-            )
-        return problems
+        return environment.problems()
+
+    def environment_facts(self) -> Mapping[str, str]:
+        return environment.facts()
 
     def initialize(self, device_index: int) -> torch.device:
         """Select the device, and register the kernels.
@@ -100,11 +74,11 @@ class CudaHardware(ReferenceHardware):
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
         if isinstance(spec, AttentionSpec):
-            reason = why_not_flashinfer(spec)
-            return (FlashInferAttentionGroup, None) if reason is None else (CapturedAttentionGroup, reason)
+            reason = environment.why_no_flashinfer() or why_not_flashinfer(spec)
+            return (_flashinfer_attention(), None) if reason is None else (CapturedAttentionGroup, reason)
         if isinstance(spec, MLASpec):
-            reason = why_not_flashinfer_mla(spec)
-            return (FlashInferMLAGroup, None) if reason is None else (CapturedMLAGroup, reason)
+            reason = environment.why_no_flashinfer() or why_not_flashinfer_mla(spec)
+            return (_flashinfer_mla(), None) if reason is None else (CapturedMLAGroup, reason)
         return CapturedRecurrentGroup, "the delta net's kernels are operators; its group is the reference's"
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
@@ -137,6 +111,19 @@ class CudaHardware(ReferenceHardware):
         return dict.fromkeys(registry.OPERATORS.names(), reason)
 
 
+def _flashinfer_attention() -> type[Group]:
+    # Imports FlashInfer, which may be absent.
+    from trunnion_cuda.attention import FlashInferAttentionGroup
+
+    return FlashInferAttentionGroup
+
+
+def _flashinfer_mla() -> type[Group]:
+    from trunnion_cuda.mla import FlashInferMLAGroup
+
+    return FlashInferMLAGroup
+
+
 def why_no_kernels() -> str | None:
     """Why Triton cannot launch here, or None."""
     return None if torch.version.cuda else f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
@@ -146,10 +133,6 @@ def num_groups(model: Model) -> int:
     """Shapes of attention in a model, each of which plans in memory of its own."""
     assert isinstance(model, torch.nn.Module), f"{type(model).__name__} is not a module"
     return len({module.spec for module in model.modules() if hasattr(module, "spec")})
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 HARDWARE = CudaHardware

@@ -31,6 +31,7 @@ def environment(*, as_json: bool) -> int:
         "torch": torch.__version__,
         "distributions": _distributions(),
         "hardware": {},
+        "facts": {},
         "host": host,
         "cpu_flags": _cpu_flags(Path("/proc/cpuinfo")),
         "threads": default_threads(),
@@ -40,6 +41,7 @@ def environment(*, as_json: bool) -> int:
         found = _hardware_problems(name)
         report["hardware"][name] = "not usable" if any(problem.fatal for problem in found) else "ok"
         problems += found
+        report["facts"] |= {f"{name} {what}": fact for what, fact in _hardware_facts(name).items()}
     if not report["hardware"]:
         problems.append(EnvironmentProblem(what="hardware package", found="none", needed="one", fatal=True))
     report["problems"] = [
@@ -122,6 +124,13 @@ def _hardware_problems(name: str) -> list[EnvironmentProblem]:
         return [EnvironmentProblem(what=f"hardware {name}", found=found, needed="an importable package", fatal=True)]
 
 
+def _hardware_facts(name: str) -> Mapping[str, str]:
+    try:
+        return hardware(name).environment_facts()
+    except Exception:  # said by the package's problems already
+        return {}
+
+
 def _cpu_flags(cpuinfo: Path) -> list[str]:
     if not cpuinfo.is_file():
         return []
@@ -139,6 +148,7 @@ def _as_text(report: Mapping[str, Any]) -> str:
         f"torch       {report['torch']}",
         *(f"{name:<16}{version}" for name, version in report["distributions"].items()),
         *(f"hardware    {name}: {state}" for name, state in report["hardware"].items()),
+        *(f"{what:<16}{fact}" for what, fact in report["facts"].items()),
         "C++ host    " + (", ".join(f"{key} {value}" for key, value in report["host"].items())),
         f"CPU flags   {' '.join(report['cpu_flags']) or 'none of those that matter'}",
         f"threads     {report['threads']}",

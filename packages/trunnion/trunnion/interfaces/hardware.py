@@ -67,6 +67,10 @@ class Hardware(ABC):
         """Versions, drivers and compilers this package needs; never raises."""
         return ()
 
+    def environment_facts(self) -> Mapping[str, str]:
+        """What `trunnion env` says of this package beside its problems, by name; never raises."""
+        return {}
+
     def initialize(self, device_index: int) -> torch.device:
         """Select the device of this rank and register the package's kernels; called before any tensor is made."""
         return torch.device(self.device_type, device_index)
