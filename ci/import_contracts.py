@@ -18,7 +18,7 @@ BASE = ("contract", "errors", "interfaces")
 """What the agreement between packages consists of."""
 MODELS_MAY = (*BASE, "config", "hf_config", "layers", "ops", "rope", "weights")
 HARDWARE_MAY = (*BASE, "config", "ops", "reference", "debug", "layers")
-HARDWARE_MAY_OF_RUNNER = ("input_buffers", "buckets", "graph_break")
+HARDWARE_MAY_OF_RUNNER = ("buckets", "captured_steps", "graph_break", "input_buffers")
 LAYERS_MAY_NOT = ("cli", "debug", "reference", "registry", "runner")
 OPS_MAY_NOT = ("cli", "debug", "layers", "parallel", "reference", "registry", "runner", "weights")
 

@@ -161,10 +161,10 @@ def test_a_step_without_a_graph_is_an_error(rigs: Callable[..., Rig]) -> None:
     rig = rigs(LLAMA)
     requests = rig.requests(2, 8)
     rig.prefill(requests, 3)
-    rig.runner._full.clear()
-    with pytest.raises(LookupError, match="no full graph"):
+    rig.runner.steps.full.clear()
+    with pytest.raises(LookupError, match="tokens and requests"):
         rig.decode(requests)
-    rig.runner._bodies.clear()
+    rig.runner.steps.bodies.clear()
     with pytest.raises(LookupError, match="tokens"):
         rig.prefill(requests, 2)
 

@@ -49,9 +49,9 @@ def test_both_ranks_replay_and_agree_with_one(
     first = made[0]
     assert first is not None
     if mode is Mode.FULL:
-        assert {full.graph.num_breaks for full in first.runner._full.values()} == {collectives}
+        assert {full.graph.num_breaks for full in first.runner.steps.full.values()} == {collectives}
     groups = llama.config["num_hidden_layers"]
-    assert {body.num_breaks for body, _ in first.runner._bodies.values()} == {collectives - 1 + groups}
+    assert {body.num_breaks for body, _ in first.runner.steps.bodies.values()} == {collectives - 1 + groups}
     for rig in made:
         assert rig is not None
         rig.executor.close()

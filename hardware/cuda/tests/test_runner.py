@@ -12,9 +12,9 @@ from tests.conformance.tiny_llama import write_tiny_llama
 
 from trunnion.config import ExecutorConfig
 from trunnion.contract import BatchCounts, Limits
+from trunnion.runner.address_guard import AddressError
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_cuda.hardware import CudaHardware
-from trunnion_cuda.runner import AddressError
 
 LIMITS = Limits(max_num_tokens=16, max_num_seqs=4, max_model_len=32, max_logits_rows=4, block_size=4)
 
