@@ -11,6 +11,7 @@
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on a device that computes nothing
     nox -s wheels-cpu                   wheels, constraints.txt and SHA256SUMS in dist/cpu/, installed and tried
+    nox -s wheels-cuda -- --aot         also a wheel with kernels compiled ahead, in dist/cuda-aot/
 
 Every folder under `hardware/` brings its own `test-<name>`, `wheels-<name>` and `bench-<name>`. Sessions of one
 hardware share the environment `.nox/env-<name>`, which is filled once; delete the folder to start afresh. Arguments
@@ -157,7 +158,7 @@ def define_hardware_sessions(hardware: str) -> None:
     @nox.session(name=f"wheels-{hardware}", venv_backend="none")
     def wheels(session: nox.Session) -> None:
         env = Environment(session, hardware).prepare("checkpoints", "tests", "wheels", "toolkit")
-        _build_and_try_wheels(env, fresh_folder(f"wheels-{hardware}"))
+        _build_and_try_wheels(env, fresh_folder(f"wheels-{hardware}"), *session.posargs)
         _finish(session, f"wheels-{hardware}")
 
     wheels.__doc__ = f"Write the wheels for {hardware} to dist/{hardware}/, install them and generate."
@@ -199,9 +200,15 @@ def _simulator(hardware: str) -> tuple[tuple[str, ...], Mapping[str, str]]:
     return ("-p", f"{package}.plugin"), {**THREADS, "PYTHONPATH": str(folder)}
 
 
-def _build_and_try_wheels(env: Environment, reports: Path) -> None:
-    env.run("python", "ci/wheels.py", env.hardware)
-    _pytest(env, "tests/wheels", reports, "--dist", f"dist/{env.hardware}")
+def _build_and_try_wheels(env: Environment, reports: Path, *arguments: str) -> None:
+    """Build, then install into fresh environments what was built, in which nothing is simulated."""
+    env.run("python", "ci/wheels.py", env.hardware, *arguments)
+    report = reports / "tests-wheels.xml"
+    folders = ["--dist", f"dist/{env.hardware}"]
+    if arguments:
+        folders += ["--ahead", f"dist/{env.hardware}-aot"]
+    command = ("python", "-m", "pytest", "-q", "tests/wheels", *folders, f"--junitxml={report}")
+    Report.confirm(report, "tests/wheels", _succeeds(env, *command, variables=THREADS))
 
 
 def _succeeds(env: Environment, *command: str, variables: Mapping[str, str] = MappingProxyType({})) -> bool:

@@ -1,16 +1,20 @@
 """Build the wheels of one hardware with the constraints they were tested under and their checksums: dist/<hardware>/.
 
-Runs in the hardware's environment (`nox -s wheels-<hardware>`), whose installed versions become constraints.txt.
+Runs in the hardware's environment (`nox -s wheels-<hardware>`), whose installed versions become constraints.txt. With
+`--aot` it also writes dist/<hardware>-aot/: the hardware's wheel with kernels compiled by `python -m <package>.ahead`,
+whose options may follow.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from versions import Distribution, distributions
+from versions import TABLE, Distribution, distributions, read_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,10 +70,43 @@ def write_checksums(target: Path) -> None:
     (target / "SHA256SUMS").write_text("".join(rows))
 
 
-def main(hardware: str) -> int:
-    target = ROOT / "dist" / hardware
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+def build_ahead(dist: Distribution, options: Sequence[str]) -> Path:
+    """The wheel of a copy of `dist` in which compiled kernels lie, under a local version -> its folder.
+
+    Raises:
+        SystemExit: the table knows no local version for it: it compiles nothing ahead.
+    """
+    local = read_table(ROOT)["ahead"].get(dist.hardware)
+    if local is None:
+        raise SystemExit(f"{dist.name} compiles no kernels ahead; [ahead] in {TABLE} does not name {dist.hardware}")
+    target = fresh(ROOT / "dist" / f"{dist.hardware}-aot")
+    package = dist.versions.parent.name
+    with TemporaryDirectory() as scratch:
+        copy = replace(dist, folder=Path(scratch) / dist.folder.name)
+        shutil.copytree(dist.folder, copy.folder, ignore=shutil.ignore_patterns("__pycache__", "tests", "simulator"))
+        cubins = copy.folder / package / "ahead" / "cubins"
+        command = (sys.executable, "-m", f"{package}.ahead", "--out", str(cubins), *options)
+        subprocess.run(command, check=True)
+        text = copy.pyproject.read_text()
+        copy.pyproject.write_text(re.sub(r'(?m)^(version = "[^"+]*)"', rf'\1+{local}"', text, count=1))
+        wheel = build(copy, target)
+    print(f"built {os.path.relpath(wheel, ROOT)}, {wheel.stat().st_size / 2**20:.1f} MiB", flush=True)
+    write_checksums(target)
+    return target
+
+
+def fresh(folder: Path) -> Path:
+    """The folder, empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def main(hardware: str, arguments: Sequence[str] = ()) -> int:
+    """Build; `arguments` are empty, or `--aot` and options of what compiles ahead."""
+    if arguments and arguments[0] != "--aot":
+        raise SystemExit(f"unknown argument {arguments[0]!r}; choices: --aot")
+    target = fresh(ROOT / "dist" / hardware)
     wanted = [dist for dist in distributions(ROOT) if dist.hardware in (None, hardware)]
     for dist in wanted:
         print(f"built {os.path.relpath(build(dist, target), ROOT)}", flush=True)
@@ -77,8 +114,11 @@ def main(hardware: str) -> int:
     rows = [f"{name}=={version}\n" for name, version in sorted(versions.items())]
     (target / "constraints.txt").write_text("# What these wheels were tested with.\n" + "".join(rows))
     write_checksums(target)
+    for dist in wanted if arguments else ():
+        if dist.hardware == hardware:
+            build_ahead(dist, arguments[1:])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

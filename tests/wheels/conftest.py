@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--dist", default="dist/cpu", help="folder that `nox -s wheels-<hardware>` wrote")
+    parser.addoption("--ahead", help="folder that `nox -s wheels-<hardware> -- --aot` wrote")
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,15 @@ def dist(pytestconfig: pytest.Config) -> Path:
     folder = ROOT / str(pytestconfig.getoption("--dist"))
     assert list(folder.glob("*.whl")), f"no wheels in {folder}; run `nox -s wheels-{folder.name}`"
     return folder
+
+
+@pytest.fixture(scope="session")
+def ahead(pytestconfig: pytest.Config) -> Path:
+    """The folder of the wheel whose kernels were compiled ahead."""
+    folder = pytestconfig.getoption("--ahead")
+    if folder is None:
+        pytest.skip("built without --aot")
+    return ROOT / str(folder)
 
 
 @pytest.fixture(scope="session")

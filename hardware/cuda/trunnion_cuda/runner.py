@@ -13,6 +13,7 @@ from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Bucket, Runner, StepSource
 from trunnion.runner.buckets import Buckets
 from trunnion.runner.captured_steps import CapturedSteps, CaptureRules
+from trunnion_cuda import ahead
 from trunnion_cuda.capture import CudaCapture
 
 RULES = CaptureRules(piecewise_breaks={BreakKind.GROUP}, full_breaks=(), runs_before=True)
@@ -56,6 +57,8 @@ class CudaGraphRunner(Runner):
         self.steps.capture_all(report)
         if self._why_not_full is not None:
             report.eager["groups of uniform decodes"] = f"no full graphs: {self._why_not_full}"
+        if (cubins := ahead.installed()) is not None:
+            report.compiled.update(cubins.report())
         torch.cuda.synchronize(self._device)
         report.bytes = max(0, before - torch.cuda.mem_get_info(self._device)[0])
 

@@ -309,5 +309,7 @@ class WarmUpReport:
     """mode -> reason"""
     on_reference: dict[str, str] = field(default_factory=dict)
     """operator or group -> why the package does not have its own"""
+    compiled: dict[str, str] = field(default_factory=dict)
+    """kernel -> why it was compiled here, of a package that carries compiled ones"""
     seconds: float = 0.0
     bytes: int = 0

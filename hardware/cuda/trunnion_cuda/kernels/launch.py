@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from trunnion_cuda import ahead
+
 SM80, SM90A, SM100A, SM120A = "sm_80", "sm_90a", "sm_100a", "sm_120a"
 EVERY_ARCHITECTURE = (SM80, SM90A, SM100A, SM120A)
 """Ampere, Hopper, Blackwell for data centres, Blackwell for workstations."""
@@ -29,14 +31,16 @@ _RECORDED: ContextVar[list[Launch] | None] = ContextVar("recorded_launches", def
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Run `kernel[grid](*args, **constants)`; an empty grid is no launch."""
+    """Run `kernel[grid](*args, **constants)`, by a cubin of this wheel if it has one; an empty grid is no launch."""
     if 0 in grid:
         return
     recorded = _RECORDED.get()
-    if recorded is None:
-        kernel[grid](*args, **constants)
-    else:
+    if recorded is not None:
         recorded.append(Launch(kernel, grid, args, constants))
+        return
+    cubins = ahead.installed()
+    if cubins is None or not cubins.launch(kernel, grid, args, constants):
+        kernel[grid](*args, **constants)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def slow_paths(
         *(f"eager, {steps} steps of the draft: {why}" for why, steps in stats.get("draft_eager", {}).items()),
         *(f"may run eager, {what}: {why}" for what, why in report.get("eager", {}).items()),
         *(f"on the reference, {what}: {why}" for what, why in report.get("on_reference", {}).items()),
+        *(f"compiled, {what}: {why}" for what, why in report.get("compiled", {}).items()),
         *(f"declined, {calls} calls of {name}: {why}" for (name, why), calls in declined.items()),
     ]
 
