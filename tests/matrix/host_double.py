@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trunnion.contract import COUNT_FIELDS, BatchCounts, CacheGroupSpec, CacheKind, GroupTensors
+from trunnion.contract import (
+    COUNT_FIELDS,
+    BatchCounts,
+    CacheGroupSpec,
+    CacheKind,
+    EncoderItem,
+    ForwardOutput,
+    GroupTensors,
+)
 from trunnion.runner.model_executor import ModelExecutor
 
 from .hf_images import ReferenceImage
@@ -245,6 +253,28 @@ class HostDouble:
             self.image_rows.drop_behind(chunk.request)
         parts = rows.split([len(chunk.wanted) for chunk in batch])
         return [parts[order.index(index)] for index in range(len(given))]
+
+    def execute(self, buffer_set: int, items: Sequence[EncoderItem] = ()) -> ForwardOutput:
+        """Start the step that lies in a set."""
+        return self.executor.execute_set(buffer_set, items)
+
+    def launch(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, int]:
+        """Start a step and return its output rows, which may not be there yet, and its fence.
+
+        All chunks have the same number of tokens and stay in the order given.
+        """
+        for chunk in chunks:
+            self._reserve(chunk)
+        buffer_set = self.steps % len(self.executor.input_buffers())
+        self.steps += 1
+        self._fill(buffer_set, chunks, chunks[0].count)
+        output = self.execute(buffer_set, self.image_rows.items(chunks))
+        for chunk in chunks:
+            chunk.advance(chunks[0].count)
+            self.image_rows.drop_behind(chunk.request)
+        rows = output.logits if output.pooled is None else output.pooled
+        assert rows is not None, "an executor has one kind of output"
+        return rows, output.fence
 
     def _reserve(self, chunk: Chunk) -> None:
         """Drop what the window has left behind, then take blocks for the chunk's tokens."""

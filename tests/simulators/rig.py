@@ -22,7 +22,7 @@ MAX_ENCODER_ROWS = 40
 
 
 class DraftHost(HostDouble):
-    """The matrix's host, which also knows uniform steps of several tokens, and steps that it does not wait for."""
+    """The matrix's host, whose transfers are late where the stream is."""
 
     def __init__(self, executor: ModelExecutor, num_blocks: int, seed: int, stream: SimulatedStream) -> None:
         super().__init__(executor, num_blocks, executor.device, seed)
@@ -35,24 +35,6 @@ class DraftHost(HostDouble):
         """Run what lies in a set; on a late stream nothing has been copied when this returns."""
         with self._transfers:
             return self.executor.execute_set(buffer_set, items)
-
-    def launch(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, int]:
-        """Start a step and return its output rows, which are not there yet, and its fence.
-
-        All chunks have the same number of tokens and stay in the order given.
-        """
-        for chunk in chunks:
-            self._reserve(chunk)
-        buffer_set = self.steps % len(self.executor.input_buffers())
-        self.steps += 1
-        self._fill(buffer_set, chunks, chunks[0].count)
-        output = self.execute(buffer_set, self.image_rows.items(chunks))
-        for chunk in chunks:
-            chunk.advance(chunks[0].count)
-            self.image_rows.drop_behind(chunk.request)
-        rows = output.logits if output.pooled is None else output.pooled
-        assert rows is not None, "an executor has one kind of output"
-        return rows, output.fence
 
 
 class Rig:

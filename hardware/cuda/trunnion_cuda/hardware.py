@@ -23,6 +23,7 @@ from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_ml
 from trunnion_cuda.collectives import NcclCollectives
 from trunnion_cuda.fences import EventFence
 from trunnion_cuda.kernels import kernels
+from trunnion_cuda.kv_events import StreamKVEvents
 from trunnion_cuda.runner import CudaGraphRunner
 from trunnion_cuda.workspaces import FLOAT_BYTES, INT_BYTES
 
@@ -101,8 +102,8 @@ class CudaHardware(ReferenceHardware):
         return self._fences.setdefault(buffer_set, EventFence()).record()
 
     def kv_events(self, slots: KVEventSlots) -> KVEvents:
-        """The reference's: the host waits at each layer. Host functions of the stream are not here yet."""
-        return super().kv_events(slots)
+        """Operations of the stream: the host enqueues a step and goes on."""
+        return StreamKVEvents(slots)
 
     def on_reference(self) -> Mapping[str, str]:
         reason = why_no_kernels()

@@ -12,7 +12,8 @@ What it simulates:
 What it does not prove:
 
 * no instruction of a device runs: numerics of kernels, races, shared memory, alignment and speed are not seen;
-* all streams are one queue and every launch is done at once: no races between streams, no event that comes late;
+* all streams are one queue, in which work is done at once, or, within `simulation().queue.late()`, when somebody waits;
+  operators that are not copies, launches or replays wait for it: no races between streams, nothing overtakes;
 * operators run while they are captured; what they leave in the pool is poisoned before the first replay;
 * host and device are one address space: a kernel that reads host memory works here and faults on a device;
 * the simulated kernels were written from FlashInfer's sources of one version; another version is refused by its pin.

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace {
 
@@ -87,6 +88,8 @@ struct Memory {
   std::map<int64_t, Pool*> pools;
   Pool* current = nullptr;
   int64_t allocations = 0;
+  bool keeps_freed = false;
+  std::vector<void*> freed;
 
   Pool* owner(const void* pointer) {
     for (auto& [_, pool] : pools)
@@ -103,6 +106,12 @@ Memory& memory() {
 struct SimulatedAllocator final : c10::Allocator {
   static void release(void* pointer) {
     std::lock_guard<std::mutex> lock(memory().mutex);
+    if (memory().keeps_freed && pointer)
+      memory().freed.push_back(pointer);
+    else
+      give_back(pointer);
+  }
+  static void give_back(void* pointer) {
     if (Pool* pool = memory().owner(pointer))
       pool->give_back(pointer);
     else if (pointer) {
@@ -338,4 +347,12 @@ int64_t sim_pool_owns(int64_t id, void* pointer) { return memory().pools.at(id)-
 void sim_pool_poison(int64_t id) { memory().pools.at(id)->poison(); }
 int64_t sim_pool_high_water(int64_t id) { return memory().pools.at(id)->high_water(); }
 int64_t sim_allocations() { return memory().allocations; }
+
+// Gives back what was kept, and says whether memory that is freed from now on is kept: work that waits may still use it.
+void sim_keep_freed(int keep) {
+  std::lock_guard<std::mutex> lock(memory().mutex);
+  for (void* pointer : memory().freed) SimulatedAllocator::give_back(pointer);
+  memory().freed.clear();
+  memory().keeps_freed = keep;
+}
 }

@@ -36,7 +36,7 @@ def install() -> torch_cuda.Simulation:
 
 def _install_runtime(simulation: torch_cuda.Simulation) -> None:
     """Load the runtime under the name that FlashInfer's modules look for, and say how those are compiled."""
-    ctypes.CDLL(str(libraries.driver_library()), mode=ctypes.RTLD_GLOBAL)
+    driver = ctypes.CDLL(str(libraries.driver_library()), mode=ctypes.RTLD_GLOBAL)
     runtime = ctypes.CDLL(str(libraries.runtime_library()), mode=ctypes.RTLD_GLOBAL)
     callback_type = ctypes.CFUNCTYPE(
         ctypes.c_int,
@@ -49,8 +49,18 @@ def _install_runtime(simulation: torch_cuda.Simulation) -> None:
     callback = callback_type(
         lambda name, library, grid, block, arguments: run_launch(simulation, name, library, grid, arguments)
     )
-    simulation.keep = callback
+    copy = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+        lambda to, source, count: simulation.queue.add(lambda: ctypes.memmove(to, source, count))
+    )
+    wait = ctypes.CFUNCTYPE(None)(lambda: simulation.wait("cudaStreamSynchronize"))
+    host_function = ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p)(
+        lambda function, data: simulation.launch(lambda: function(data))
+    )
+    simulation.keep = callback, copy, wait, host_function
     runtime.sim_set_launch(callback)
+    runtime.sim_set_copy(copy)
+    runtime.sim_set_wait(wait)
+    driver.sim_set_host_function(host_function)
     os.environ.update(
         FLASHINFER_CUDA_ARCH_LIST=ARCHITECTURE,
         FLASHINFER_WORKSPACE_BASE=str(libraries.cache_folder()),

@@ -38,7 +38,7 @@ def runtime_library() -> Path:
 
 
 def driver_library() -> Path:
-    """An empty driver library, so that what links against one can be linked and loaded."""
+    """The CUDA driver without a device."""
     name = LIBRARY_NAMES["driver"]
     return _compile(HERE / "driver.cpp", name, f"-Wl,-soname,{name}")
 

@@ -13,7 +13,7 @@ ON_DEVICE = "ran on the device: {name}"
 SIMULATED = "ran on the simulated device: FlashInfer's plans and launches are real, its kernels are not"
 NOT_VERIFIED = (
     "numerics, races and speed of FlashInfer's, Triton's and torch's kernels on a device",
-    "streams: copies that are late, host memory that is refilled early, events",
+    "streams: races between them, and work that overtakes (one queue stands for all; tests of late work ran on it)",
     "what a driver refuses in a capture beyond waits and copies",
     "NCCL",
 )

@@ -23,6 +23,8 @@ struct LaunchConfig {
   unsigned count;
 };
 using Launch = int (*)(const char* name, const char* library, const unsigned* grid, const unsigned* block, void** arguments);
+using Copy = void (*)(void* to, const void* from, size_t bytes);
+using Wait = void (*)();
 
 constexpr int kSuccess = 0, kNotSupported = 801;
 constexpr int kMultiprocessors = 132, kSharedPerMultiprocessor = 228 * 1024, kSharedPerBlock = 227 * 1024;
@@ -32,6 +34,8 @@ std::map<const void*, std::string>& names() {
   return found;
 }
 Launch launch_callback = nullptr;
+Copy copy_callback = nullptr;
+Wait wait_callback = nullptr;
 Dim3 pushed_grid, pushed_block;
 size_t pushed_shared;
 void* pushed_stream;
@@ -50,6 +54,8 @@ int launch(const void* function, Dim3 grid, Dim3 block, void** arguments) {
 }  // namespace
 
 EXPORT void sim_set_launch(Launch callback) { launch_callback = callback; }
+EXPORT void sim_set_copy(Copy callback) { copy_callback = callback; }
+EXPORT void sim_set_wait(Wait callback) { wait_callback = callback; }
 
 EXPORT void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
 EXPORT void __cudaRegisterFatBinaryEnd(void**) {}
@@ -119,7 +125,7 @@ EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
 }
 EXPORT int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void*) {
-  std::memcpy(to, from, bytes);
+  copy_callback(to, from, bytes);
   return kSuccess;
 }
 EXPORT int cudaMemsetAsync(void* to, int value, size_t bytes, void*) {
@@ -132,9 +138,15 @@ EXPORT const char* cudaGetErrorString(int code) {
 EXPORT const char* cudaGetErrorName(int) { return "simulated"; }
 EXPORT int cudaGetLastError() { return kSuccess; }
 EXPORT int cudaPeekAtLastError() { return kSuccess; }
-EXPORT int cudaStreamSynchronize(void*) { return kSuccess; }
+EXPORT int cudaStreamSynchronize(void*) {
+  wait_callback();
+  return kSuccess;
+}
 EXPORT int cudaStreamIsCapturing(void*, int* status) {
   *status = 0;
   return kSuccess;
 }
-EXPORT int cudaDeviceSynchronize() { return kSuccess; }
+EXPORT int cudaDeviceSynchronize() {
+  wait_callback();
+  return kSuccess;
+}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import _disable_current_modes
 
 from cuda_simulator.capture import Pool, Recording, SimulatedFault
+from cuda_simulator.queue import Queue
 
 DEVICE_NAME = "simulated"
 CAPABILITY = (9, 0)
@@ -30,6 +30,7 @@ class Simulation:
         self.recording: Recording | None = None
         self.replays = 0
         self.current = SimulatedStream(is_default=True)
+        self.queue = Queue(library)
         self.keep: Any = None
         """What native code calls, kept alive."""
 
@@ -41,11 +42,15 @@ class Simulation:
         return handle, self.pools[handle]
 
     def launch(self, call: Callable[[], None]) -> None:
-        """Run a kernel's stand-in, and note it if a graph is being captured."""
+        """Run a kernel's stand-in in its turn, and note it if a graph is being captured."""
         if self.recording is not None:
             self.recording.add(call)
-        with _disable_current_modes(), torch.inference_mode():
-            call()
+        self.queue.add(call)
+
+    def wait(self, what: str, mark: int | None = None) -> None:
+        """Have the device catch up, which a capture refuses."""
+        self.refuse_in_capture(what)
+        self.queue.wait(mark)
 
     def refuse_in_capture(self, what: str) -> None:
         if self.recording is not None:
@@ -53,7 +58,7 @@ class Simulation:
 
 
 class SimulatedStream:
-    """All streams are one queue, in which work is done when it is launched."""
+    """All streams are one queue."""
 
     _ids = itertools.count(1)
 
@@ -68,31 +73,34 @@ class SimulatedStream:
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        return event or SimulatedEvent()
+        event = event or SimulatedEvent()
+        event.record()
+        return event
 
     def query(self) -> bool:
-        return True
+        queue = simulation().queue
+        return queue.done == queue.launched
 
     def synchronize(self) -> None:
-        simulation().refuse_in_capture("synchronising a stream")
+        simulation().wait("synchronising a stream")
 
 
 class SimulatedEvent:
-    """Done as soon as it is recorded."""
+    """A mark in the queue."""
 
     def __init__(self, **options: Any) -> None:
-        self.records = 0
+        self._mark = 0
 
     def record(self, stream: Any = None) -> None:
-        self.records += 1
+        self._mark = simulation().queue.launched
 
     def wait(self, stream: Any = None) -> None: ...
 
     def query(self) -> bool:
-        return True
+        return simulation().queue.done >= self._mark
 
     def synchronize(self) -> None:
-        simulation().refuse_in_capture("synchronising an event")
+        simulation().wait("synchronising an event", self._mark)
 
 
 class SimulatedGraph:
@@ -126,7 +134,7 @@ class SimulatedGraph:
         self._recording = None
 
     def replay(self) -> None:
-        """Run again what was noted.
+        """Run again what was noted, in its turn.
 
         Raises:
             SimulatedFault: nothing was captured, or the graph outlives memory it works on.
@@ -136,11 +144,14 @@ class SimulatedGraph:
             raise SimulatedFault("replay of a graph that was not captured")
         found.refuse_in_capture("a replay")
         recording.check_alive()
-        recording.pool.forget_capture()
         found.replays += 1
-        with _disable_current_modes(), torch.inference_mode():
+
+        def run() -> None:
+            recording.pool.forget_capture()
             for call in recording.calls:
                 call()
+
+        found.queue.add(run)
 
 
 class _SameDevice(nullcontext[None]):
@@ -201,7 +212,7 @@ def install(library: ctypes.CDLL) -> Simulation:
         "get_device_properties": lambda device=None: properties,
         "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
         "empty_cache": lambda: None,
-        "synchronize": lambda device=None: found.refuse_in_capture("torch.cuda.synchronize"),
+        "synchronize": lambda device=None: found.wait("torch.cuda.synchronize"),
         "current_stream": lambda device=None: found.current,
         "default_stream": lambda device=None: SimulatedStream(is_default=True),
         "stream": stream,
