@@ -14,6 +14,9 @@ from .batches import SHAPES, GroupRig, Shape, build_step, live_rows, to_device
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
+KV_SCALES = ((0.5, 0.125), (0.03, 0.007))
+"""Of the keys and values of each layer's cache in float8; with the last, some of what is stored is cut."""
+
 
 def _attention(
     heads: int, kv_heads: int, dtype: torch.dtype = torch.float32, head_dim: int = 16, **options: object
@@ -41,12 +44,17 @@ SPECS: dict[str, GroupSpec] = {
     "sinks": _attention(4, 2, has_sinks=True),
     "sinks-window": _attention(4, 2, has_sinks=True, window=5),
     "soft-cap-window-bf16": _attention(4, 1, torch.bfloat16, soft_cap=2.0, window=6),
+    "fp8-cache": _attention(4, 2, cache_dtype=torch.float8_e4m3fn),
+    "fp8-cache-sinks-window-bf16": _attention(
+        4, 2, torch.bfloat16, has_sinks=True, window=5, cache_dtype=torch.float8_e4m3fn
+    ),
     "wide-bf16": _wide(4, 2),
     "wide-grouped-bf16": _wide(8, 2),
     "wide-soft-cap-window-bf16": _wide(8, 2, soft_cap=2.0, window=6),
     "mla": MLASpec(num_qo_heads=3, kv_lora_rank=16, rope_head_dim=8, scale=0.2, dtype=torch.float32),
     "mla-bf16": MLASpec(num_qo_heads=2, kv_lora_rank=32, rope_head_dim=8, scale=0.2, dtype=torch.bfloat16),
     "wide-sinks-window-bf16": _wide(8, 2, has_sinks=True, window=5),
+    "wide-fp8-cache-bf16": _wide(8, 2, cache_dtype=torch.float8_e4m3fn),
     "wide-mla-bf16": MLASpec(num_qo_heads=4, kv_lora_rank=512, rope_head_dim=64, scale=0.1, dtype=torch.bfloat16),
     "recurrent": RecurrentSpec(
         num_k_heads=2, num_v_heads=4, head_k_dim=8, head_v_dim=6, conv_kernel_size=4, dtype=torch.float32
@@ -56,7 +64,7 @@ SPECS: dict[str, GroupSpec] = {
     ),
 }
 
-NIGHTLY = {"wide-sinks-window-bf16"}
+NIGHTLY = {"wide-sinks-window-bf16", "wide-fp8-cache-bf16"}
 """Shapes for which vendors' libraries may compile another kernel for minutes."""
 
 
@@ -100,6 +108,12 @@ def _rigs(hardware: Hardware, spec: GroupSpec) -> tuple[GroupRig, GroupRig]:
     return GroupRig(tested, spec, device), GroupRig(truth, spec, torch.device("cpu"))
 
 
+def _set_scales(rig: GroupRig) -> None:
+    if isinstance(rig.spec, AttentionSpec) and rig.spec.cache_dtype is not None:
+        for layer, scales in enumerate(KV_SCALES):
+            rig.group.set_kv_scales(layer, *scales)  # type: ignore[attr-defined]
+
+
 def _fill_live(rig: GroupRig, rows: torch.Tensor, generator: torch.Generator) -> None:
     """Real values in the rows that hold context; everything else stays NaN."""
     for layer in rig.caches:
@@ -126,6 +140,8 @@ CASES = [
 def test_group_equals_reference(hardware: Hardware, spec: GroupSpec, shape: Shape) -> None:
     """Same outputs for the step's rows and the same caches, with NaN in every row that must not be read."""
     tested, truth = _rigs(hardware, spec)
+    _set_scales(tested)
+    _set_scales(truth)
     generator = torch.Generator().manual_seed(7)
     step = build_step(spec, shape, truth.block_size, truth.num_blocks, seed=len(shape.name))
     _fill_live(truth, live_rows(spec, shape, step, truth.block_size), generator)

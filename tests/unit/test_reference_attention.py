@@ -260,3 +260,25 @@ def test_wrong_number_of_caches_is_refused() -> None:
     group = ReferenceAttentionGroup(SPEC, 2, torch.device("cpu"))
     with pytest.raises(ValueError, match="expected the caches of 2 layers, got 0"):
         group.bind_kv_cache(0, [])
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 4.0), (1e-3, 2e-3)], ids=str)
+def test_a_cache_in_float8_holds_scaled_values(scales: tuple[float, float]) -> None:
+    """What is used is what the cache holds, times the scale; the smallest scales cut what is stored."""
+    spec = dataclasses.replace(SPEC, cache_dtype=torch.float8_e4m3fn)
+    requests = Requests(spec, [13])
+    requests.group.set_kv_scales(1, *scales)
+    out = requests.run([(0, 0, 13)])
+    for rows, scale in ((requests.k, scales[0]), (requests.v, scales[1])):
+        rows[0] = (rows[0] / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+    _close(out, requests.expected(0))
+    slots = requests.slots(0, 0, 13)
+    stored = requests.caches[1]["k_cache"].float().flatten(0, 1)[slots]
+    _close(stored * scales[0], requests.k[0])
+
+
+@pytest.mark.parametrize("scales", [(0.0, 1.0), (1.0, -2.0), (float("nan"), 1.0)], ids=str)
+def test_scales_are_positive(scales: tuple[float, float]) -> None:
+    group = ReferenceAttentionGroup(dataclasses.replace(SPEC, cache_dtype=torch.float8_e4m3fn), 1, torch.device("cpu"))
+    with pytest.raises(ValueError, match="layer 0: scales of cached keys and values are positive, got"):
+        group.set_kv_scales(0, *scales)

@@ -36,9 +36,12 @@ class CpuHardware(ReferenceHardware):
         return torch.device("cpu")
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
-        if isinstance(spec, AttentionSpec):
+        if isinstance(spec, AttentionSpec) and spec.cache_dtype is None:
             return CpuAttentionGroup, None
-        return super().group_class(spec)
+        found, reason = super().group_class(spec)
+        if isinstance(spec, AttentionSpec):
+            reason = f"torch attends in the model's dtype, not to a cache in {spec.cache_dtype}"
+        return found, reason
 
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         return TapedRunner(model, groups, limits, breaks)

@@ -33,6 +33,13 @@ class AttentionSpec:
     """`soft_cap * tanh(scores / soft_cap)` before the mask."""
     has_sinks: bool = False
     """Each head has a learned logit in the softmax's denominator, given to `run`."""
+    cache_dtype: torch.dtype | None = None
+    """Of cached keys and values; None: `dtype`. Another one holds them scaled, see `AttentionGroup.set_kv_scales`."""
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the cache tensors."""
+        return self.dtype if self.cache_dtype is None else self.cache_dtype
 
     @property
     def kind(self) -> CacheKind:
@@ -150,6 +157,26 @@ class Group(ABC):
 
 class AttentionGroup(Group):
     """Paged attention."""
+
+    def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
+        super().__init__(spec, num_layers, device)
+        self.kv_scales = [(1.0, 1.0)] * num_layers
+        """Of each layer's keys and values: a cache of another dtype holds them divided by it."""
+
+    def set_kv_scales(self, layer: int, k_scale: float, v_scale: float) -> None:
+        """Scales of a layer's cached keys and values, at most once per layer, after its weights are loaded.
+
+        Stored is the value divided by its scale and cut to what `cache_dtype` holds; used is what is stored times the
+        scale. A group whose spec has no `cache_dtype` stores values as they are, and uses no scales.
+
+        Raises:
+            ValueError: a scale is not positive.
+        """
+        if not (k_scale > 0 and v_scale > 0):
+            raise ValueError(
+                f"layer {layer}: scales of cached keys and values are positive, got {k_scale} and {v_scale}"
+            )
+        self.kv_scales[layer] = (k_scale, v_scale)
 
     @abstractmethod
     def run(

@@ -58,6 +58,19 @@ def attend(
     return torch.einsum("hgns,shd->nhgd", weights, v.float()).flatten(1, 2)
 
 
+def to_cache(rows: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """Rows as a cache of another dtype holds them: divided by the layer's scale, and cut to the dtype's range."""
+    if rows.dtype == dtype:
+        return rows
+    limit = torch.finfo(dtype).max
+    return (rows.float() / scale).clamp(-limit, limit).to(dtype)
+
+
+def as_indexable(cache: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that torch can index: it cannot copy rows of float8."""
+    return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
+
+
 class ReferenceAttentionGroup(AttentionGroup):
     """Caches are `k_cache` and `v_cache`, `[num_blocks, block_size, num_kv_heads, head_dim]`.
 
@@ -76,7 +89,9 @@ class ReferenceAttentionGroup(AttentionGroup):
     def cache_tensors(cls, spec: GroupSpec, block_size: int) -> tuple[CacheTensorSpec, ...]:
         assert isinstance(spec, AttentionSpec), f"paged attention cannot run {spec}"
         shape = (block_size, spec.num_kv_heads, spec.head_dim)
-        return tuple(CacheTensorSpec(name=name, shape=shape, dtype=spec.dtype) for name in ("k_cache", "v_cache"))
+        return tuple(
+            CacheTensorSpec(name=name, shape=shape, dtype=spec.stored_dtype) for name in ("k_cache", "v_cache")
+        )
 
     def plan(self, step: StepInputs) -> None:
         """Find each request's rows and visible keys, and the rows that have a slot, from the host's copies."""
@@ -107,10 +122,11 @@ class ReferenceAttentionGroup(AttentionGroup):
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the rows that have a slot -> both caches by token, [num_blocks * block_size, Hk, D]."""
         rows_of = []
-        for name, new in (("k_cache", k), ("v_cache", v)):
+        for name, new, scale in zip(("k_cache", "v_cache"), (k, v), self.kv_scales[layer], strict=True):
             cache = self.caches[layer][name]
             by_token = cache.view(-1, *cache.shape[2:])
-            by_token.index_copy_(0, self.written_slots, new.index_select(0, self.written_rows).to(cache.dtype))
+            rows = to_cache(new.index_select(0, self.written_rows), scale, cache.dtype)
+            as_indexable(by_token).index_copy_(0, self.written_slots, as_indexable(rows))
             rows_of.append(by_token)
         return rows_of[0], rows_of[1]
 
@@ -149,8 +165,8 @@ class ReferenceAttentionGroup(AttentionGroup):
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
         out = q.new_zeros(q.shape) if out is None else out.zero_()
         for request in self.requests:
-            keys = self._visible(k_cache, request)
-            values = self._visible(v_cache, request)
+            keys = self._visible(k_cache, self.kv_scales[layer][0], request)
+            values = self._visible(v_cache, self.kv_scales[layer][1], request)
             rows_per_slice = max(1, SCORE_BYTES // (4 * q.shape[1] * request.num_keys))
             for first in range(0, request.num_rows, rows_per_slice):
                 last = min(first + rows_per_slice, request.num_rows)
@@ -158,9 +174,10 @@ class ReferenceAttentionGroup(AttentionGroup):
                 out[rows] = attend(q[rows], keys, values, self.spec, request.key_offset + first, sinks).to(q.dtype)
         return out
 
-    @staticmethod
-    def _visible(cache: torch.Tensor, request: PlannedRequest) -> torch.Tensor:
-        """[num_keys, Hk, D]"""
+    def _visible(self, cache: torch.Tensor, scale: float, request: PlannedRequest) -> torch.Tensor:
+        """[num_keys, Hk, D], in float32 where the cache is scaled."""
         tokens = cache.index_select(0, request.blocks).flatten(0, 1)
         visible = tokens[request.first_key : request.first_key + request.num_keys]
+        if self.spec.cache_dtype is not None:
+            visible = visible.float() * scale
         return visible.index_fill_(0, request.unwritten, 0)

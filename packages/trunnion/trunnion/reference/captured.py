@@ -12,7 +12,7 @@ import torch
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import BatchTensors
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
-from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion.reference.attention import ReferenceAttentionGroup, as_indexable, to_cache
 from trunnion.reference.mla import ReferenceMLAGroup
 from trunnion.reference.recurrent import ReferenceRecurrentGroup, advance, start_states
 
@@ -23,10 +23,11 @@ def write_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> 
     cache [num_rows, ...], slots [T], rows [T, ...]. A row without a slot puts back what lies in row 0, which is part of
     the reserved block and has no other writer.
     """
+    cache, rows = as_indexable(cache), as_indexable(rows.to(cache.dtype))
     has_slot = slots >= 0
     target = slots.clamp(min=0)
     kept = cache.index_select(0, target)
-    cache.index_copy_(0, target.long(), torch.where(_as_rows(has_slot, rows), rows.to(cache.dtype), kept))
+    cache.index_copy_(0, target.long(), torch.where(_as_rows(has_slot, rows), rows, kept))
 
 
 def gather_keys(cache: torch.Tensor, block_table: torch.Tensor, is_live: torch.Tensor) -> torch.Tensor:
@@ -34,8 +35,8 @@ def gather_keys(cache: torch.Tensor, block_table: torch.Tensor, is_live: torch.T
 
     cache [num_blocks, block_size, ...], block_table [B, S / block_size].
     """
-    keys = cache.index_select(0, block_table.flatten()).unflatten(0, block_table.shape).flatten(1, 2)
-    return torch.where(_as_rows(is_live, keys), keys, 0.0).float()
+    keys = cache.index_select(0, block_table.flatten()).unflatten(0, block_table.shape).flatten(1, 2).float()
+    return torch.where(_as_rows(is_live, keys), keys, 0.0)
 
 
 class UniformDecodes:
@@ -109,10 +110,13 @@ class CapturedAttentionGroup(ReferenceAttentionGroup):
             return super().run(layer, q, k, v, sinks, out=out)
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
         step = UniformDecodes(self._device, self.cache_index, k_cache.shape[1], self.spec.window)
-        write_rows(k_cache.flatten(0, 1), step.slots, k)
-        write_rows(v_cache.flatten(0, 1), step.slots, v)
+        k_scale, v_scale = self.kv_scales[layer]
+        write_rows(k_cache.flatten(0, 1), step.slots, to_cache(k, k_scale, k_cache.dtype))
+        write_rows(v_cache.flatten(0, 1), step.slots, to_cache(v, v_scale, v_cache.dtype))
         keys = gather_keys(k_cache, step.block_table, step.is_live)
         values = gather_keys(v_cache, step.block_table, step.is_live)
+        if self.spec.cache_dtype is not None:
+            keys, values = keys * k_scale, values * v_scale
         return _into(out, step.attend(q, keys, values, self.spec, sinks).to(q.dtype))
 
 
