@@ -30,10 +30,12 @@ SPECS: dict[str, AttentionSpec | MLASpec] = {
     "soft-cap-window": _attention(num_qo_heads=8, soft_cap=2.0, window=6),
     "sinks": _attention(num_qo_heads=4, has_sinks=True),
     "sinks-window": _attention(num_qo_heads=8, has_sinks=True, window=6),
+    "fp8-cache": _attention(num_qo_heads=8, cache_dtype=torch.float8_e4m3fn),
+    "fp8-cache-cuda-cores": _attention(num_qo_heads=4, cache_dtype=torch.float8_e4m3fn),
     "latent": MLASpec(num_qo_heads=16, kv_lora_rank=512, rope_head_dim=64, scale=0.05, dtype=torch.bfloat16),
 }
 
-NIGHTLY = {"sinks", "sinks-window"}
+NIGHTLY = {"sinks", "sinks-window", "fp8-cache", "fp8-cache-cuda-cores"}
 """Kernels of their own, which every change need not compile."""
 
 
@@ -74,6 +76,9 @@ class GraphRig:
         self.sinks: tuple[torch.Tensor, ...] = ()
         if isinstance(spec, AttentionSpec) and spec.has_sinks:
             self.sinks = (torch.linspace(-1, 2, spec.num_qo_heads, device=DEVICE),)
+        if isinstance(spec, AttentionSpec) and spec.cache_dtype is not None:
+            for rig in (self.tested, self.truth):
+                rig.group.set_kv_scales(1, 0.5, 0.125)
         with torch.inference_mode():
             self.stage(build_step(spec, Shape("none", ()), BLOCK_SIZE, self.tested.num_blocks, 0))
             capture = CudaCapture(DEVICE)
@@ -124,7 +129,7 @@ class GraphRig:
         actual = self.out.cpu()[shape.real_rows]
         torch.testing.assert_close(actual.float(), expected.float(), rtol=2e-2, atol=2e-2)
         for name, cache in self.truth.caches[1].items():
-            torch.testing.assert_close(self.tested.caches[1][name].cpu(), cache, equal_nan=True)
+            torch.testing.assert_close(self.tested.caches[1][name].cpu().float(), cache.float(), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", _named(*SPECS))
@@ -136,7 +141,7 @@ def test_a_replay_follows_the_lengths(name: str) -> None:
         rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
 
 
-@pytest.mark.parametrize("name", _named("tensor-cores", "soft-cap-window", "sinks-window", "latent"))
+@pytest.mark.parametrize("name", _named("tensor-cores", "soft-cap-window", "sinks-window", "fp8-cache", "latent"))
 def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
     """Placeholders in a graph: their rows take no part, whatever lies in the cache where they would be."""
     rig = GraphRig(SPECS[name], 3)

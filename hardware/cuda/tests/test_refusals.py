@@ -87,6 +87,8 @@ def test_latents_that_are_not_the_groups() -> None:
         ({"head_dim": 80}, "no kernel for head_dim 80; it has 64, 128, 256"),
         ({"num_qo_heads": 5}, "5 query heads cannot share 2 KV heads evenly"),
         ({"has_sinks": True, "soft_cap": 2.0}, "with sinks have no soft cap"),
+        ({"has_sinks": True, "cache_dtype": torch.float8_e4m3fn}, "sinks with a cache in float8_e4m3fn"),
+        ({"cache_dtype": torch.float8_e5m2}, "are float8_e4m3fn here, not float8_e5m2"),
     ],
     ids=str,
 )

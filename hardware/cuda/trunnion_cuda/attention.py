@@ -14,7 +14,7 @@ import torch
 
 from trunnion.contract import Field, LayerCaches
 from trunnion.interfaces.attention import GroupSpec, StepInputs
-from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion.reference.attention import ReferenceAttentionGroup, to_cache
 from trunnion.reference.captured import write_rows
 from trunnion_cuda.checks import check_caches, check_indices, check_rows
 from trunnion_cuda.segments import Segments, has_no_context, segments_of
@@ -118,19 +118,21 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         """See `AttentionGroup.run`; ValueError for arguments that are not the group's, which FlashInfer would take."""
         check_rows(self.spec, q, k, v, sinks, out)
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
-        write_rows(k_cache.flatten(0, 1), self._slots, k[: self._slots.shape[0]])
-        write_rows(v_cache.flatten(0, 1), self._slots, v[: self._slots.shape[0]])
+        k_scale, v_scale = self.kv_scales[layer]
+        for cache, new, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
+            write_rows(cache.flatten(0, 1), self._slots, to_cache(new[: self._slots.shape[0]], scale, cache.dtype))
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         if self._num_rows < q.shape[0]:
             out[self._num_rows :] = 0
         # Kernels with sinks take what they add to the others' arguments by position.
         more = () if sinks is None else (sinks, self.spec.scale)
+        scales = {} if self.spec.cache_dtype is None else {"k_scale": k_scale, "v_scale": v_scale}
         for part in self._parts:
             rows = part.rows
             if part.is_ragged:
                 part.wrapper.run(q[rows], k[rows], v[rows], out=out[rows])
             else:
-                part.wrapper.run(q[rows], (k_cache, v_cache), *more, out=out[rows])
+                part.wrapper.run(q[rows], (k_cache, v_cache), *more, **scales, out=out[rows])
         return out
 
     # Steps outside of full graphs.

@@ -12,6 +12,7 @@ BACKEND = "fa2"
 """FlashInfer's kernels for every architecture from sm_80, also on sm_90, for which it has others ("fa3"): the simulated
 device cannot run those, so that nobody has seen their plans in graphs."""
 DTYPES = (torch.bfloat16, torch.float16)
+CACHE_DTYPES = (None, torch.float8_e4m3fn)
 HEAD_DIMS = (64, 128, 256)
 LATENT_DIMS = (512, 64)
 """Of the latent and of the rotated part: DeepSeek's, which FlashInfer's kernel was written for."""
@@ -27,6 +28,12 @@ def why_not_flashinfer(spec: AttentionSpec) -> str | None:
         return f"FlashInfer has no kernel for head_dim {spec.head_dim}; it has {', '.join(map(str, HEAD_DIMS))}"
     if spec.num_qo_heads % spec.num_kv_heads:
         return f"{spec.num_qo_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+    if spec.cache_dtype not in CACHE_DTYPES:
+        return f"caches of another dtype than the model's are float8_e4m3fn here, not {_name(spec.cache_dtype)}"
+    if spec.has_sinks and spec.cache_dtype is not None:
+        return (
+            f"sinks with a cache in {_name(spec.cache_dtype)} would be one more kernel to compile, which nobody tried"
+        )
     if spec.has_sinks and spec.soft_cap is not None:
         return f"FlashInfer's kernels with sinks have no soft cap; this one is {spec.soft_cap}"
     return None

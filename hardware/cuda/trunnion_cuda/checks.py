@@ -19,8 +19,8 @@ def check_caches(spec: AttentionSpec, caches: LayerCaches) -> None:
                     f"layer {index}: {name} has shape {tuple(cache.shape)} and strides {cache.stride()}, expected "
                     f"[num_blocks, block_size, {expected[0]}, {expected[1]}], contiguous"
                 )
-            if cache.dtype != spec.dtype:
-                raise ValueError(f"layer {index}: {name} is {cache.dtype}, expected {spec.dtype}")
+            if cache.dtype != spec.stored_dtype:
+                raise ValueError(f"layer {index}: {name} is {cache.dtype}, expected {spec.stored_dtype}")
     if len(sizes) > 1:
         raise ValueError(f"layers of one group have blocks of {sorted(sizes)} tokens, expected one size")
 

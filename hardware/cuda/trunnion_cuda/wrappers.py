@@ -45,11 +45,11 @@ def prefill_wrapper(spec: AttentionSpec, device: torch.device, **buffers: object
 
 
 def ragged_wrapper(spec: AttentionSpec, device: torch.device) -> RaggedWrapper | None:
-    """For requests without cached tokens, keys and values as the model gives them; None where it would be another sum.
+    """For requests without cached tokens, keys and values as the model gives them; None where there is none.
 
-    FlashInfer has none with sinks.
+    FlashInfer has none with sinks. Beside a cache in float8 it would attend to other values than the next chunk finds.
     """
-    if spec.has_sinks:
+    if spec.has_sinks or spec.cache_dtype is not None:
         return None
     return RaggedWrapper(float_workspace_buffer=float_workspace(device), kv_layout=LAYOUT, backend=BACKEND)
 
@@ -65,7 +65,7 @@ def shape(spec: AttentionSpec, head_dim: str) -> dict[str, object]:
         "logits_soft_cap": spec.soft_cap or 0.0,
         "sm_scale": spec.scale,
         "q_data_type": spec.dtype,
-        "kv_data_type": spec.dtype,
+        "kv_data_type": spec.stored_dtype,
     }
 
 
