@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conformance.tiny_llama import VOCAB, write_tiny_llama
+from tests.matrix.conftest import quick_cards
+from tests.matrix.hf_reference import build_reference
 from tests.matrix.host_double import Chunk, HostDouble, Request
 
 from trunnion.config import ExecutorConfig
@@ -55,10 +57,14 @@ class Host(HostDouble):
         return self.launch([Chunk(request, 1) for request in self.requests[batch]])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder that FlashInfer runs."""
-    return write_tiny_llama(tmp_path_factory.mktemp("llama"), head_dim=64)
+@pytest.fixture(scope="module", params=["llama", "deepseek_v2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder that FlashInfer runs, with latent attention or without."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "llama":
+        return write_tiny_llama(folder, head_dim=64)
+    card = next(card for card in quick_cards() if card.name == "deepseek_v2-quick")
+    return build_reference(card, torch.bfloat16, folder).folder
 
 
 @pytest.fixture(scope="module")
