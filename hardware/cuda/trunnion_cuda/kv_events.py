@@ -15,8 +15,8 @@ class StreamKVEvents(KVEvents):
     """Both functions of a slot are host functions of the current stream (`cuLaunchHostFunc`): the host never waits.
 
     What goes wrong on the stream stays in the slot, so that the step fails when it is waited for; its layers have run
-    by then, on caches that are the host's to recompute. A thread of the driver runs host functions one after the other: an
-    event of the host that waits for another executor of the process deadlocks until its timeout.
+    by then, on caches that are the host's to recompute. The driver runs host functions one after the other: an event of
+    the host that itself waits for another executor of the process comes to nothing but its timeout.
 
     Raises:
         OSError: there is no driver library.
