@@ -60,6 +60,10 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         self._decode = decode_wrapper(self.spec, device)
         self._prefill = prefill_wrapper(self.spec, device)
         self._ragged = ragged_wrapper(self.spec, device)
+        # Each comes with memory to plan in, which goes back here, whether it is ever planned or not.
+        self._memory["decode"].lend_to(self._decode)
+        for wrapper in filter(None, (self._prefill, self._ragged)):
+            self._memory["prefill"].lend_to(wrapper)
         self.prefills: Counter[str] = Counter()
         self._graphs: dict[tuple[int, int], _GraphPlan] = {}
         self._parts: list[_Part] = []
