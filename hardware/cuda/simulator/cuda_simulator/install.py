@@ -63,7 +63,7 @@ def _install_runtime(simulation: torch_cuda.Simulation) -> None:
     driver.sim_set_host_function(host_function)
     os.environ.update(
         FLASHINFER_CUDA_ARCH_LIST=ARCHITECTURE,
-        FLASHINFER_WORKSPACE_BASE=str(libraries.cache_folder()),
+        FLASHINFER_WORKSPACE_BASE=str(libraries.modules_folder()),
         # Device code is compiled and never run: as little of it as can be.
         FLASHINFER_EXTRA_CUDAFLAGS="-Xptxas -O0 -Xcicc -O0",
         FLASHINFER_EXTRA_LDFLAGS=f"-L{libraries.link_folder()}",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,6 +22,13 @@ def cache_folder() -> Path:
     """Where compiled code of the simulation lies."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "trunnion" / "cuda-simulator"
+
+
+def modules_folder() -> Path:
+    """Where FlashInfer compiles: a folder for each environment, or two would compile over each other's modules."""
+    found = find_spec("flashinfer")
+    key = hashlib.sha256(f"{found and found.origin} {shutil.which('nvcc')}".encode()).hexdigest()[:16]
+    return cache_folder() / f"flashinfer-{key}"
 
 
 def device_library() -> Path:
