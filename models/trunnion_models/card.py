@@ -10,6 +10,9 @@ from trunnion.config import PoolingConfig
 
 FP32_TOLERANCE = 1e-4
 """Largest `max|difference| / max|reference logits|` in float32; a card may only tighten it."""
+QUANTISED_TOLERANCE = 0.1
+"""The same of a quantised checkpoint, where half of the rows must be within the card's tolerance nevertheless: now and
+then a difference in the last bit sends an activation to the next of few values, and shows in all tokens behind it."""
 BF16_RATIO = 1.5
 """Largest error in bfloat16, in units of the reference implementation's own bfloat16 error; may only be tightened."""
 
@@ -40,6 +43,9 @@ class Card:
     """Keyword arguments of the reference implementation's configuration, `model_type` included."""
     pooling: PoolingConfig | None = None
     """The card is a pooling model and its checkpoint says so; its embeddings are compared instead of logits."""
+    quantization: Mapping[str, Any] | None = None
+    """`quantization_config` of the checkpoint, whose weights are quantised so; compared with the same weights made
+    dense and activations that are quantised and made dense again."""
     draft: bool = False
     """The card is the head that drafts for the architecture; its logits on the decoder's hidden states are compared."""
     images: tuple[CardImage, ...] = ()

@@ -48,6 +48,40 @@ def _experts(noise: Noise, rows: int) -> Arguments:
     return [noise(rows, 16), noise(5, 14, 16), noise(5, 16, 7), weights, ids]
 
 
+E4M3 = torch.float8_e4m3fn
+
+
+def _codes(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return (torch.randn(*shape) * (40 if dtype == torch.int8 else 1)).to(dtype)
+
+
+def _scales(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape) * 0.02 + 0.001
+
+
+def _blocks(noise: Noise, rows: int, features: int, block: tuple[int, int], bias: bool) -> Arguments:
+    scale = _scales(-(-200 // block[0]), -(-features // block[1]))
+    return [noise(rows, features), _codes(E4M3, 200, features), scale, noise(200) if bias else None, *block]
+
+
+def _w8a8(noise: Noise, rows: int, dtype: torch.dtype, static: bool, bias: bool) -> Arguments:
+    input_scale = torch.tensor([2.0 / 127]) if static else None
+    return [noise(rows, 72), _codes(dtype, 40, 72), _scales(40), input_scale, noise(40) if bias else None]
+
+
+def _block_experts(noise: Noise, rows: int, inner: int, w13_rows: int, w2_columns: int) -> Arguments:
+    _, _, _, *routing = _experts(noise, rows)
+    w13, w2 = _codes(E4M3, 5, 2 * inner, 144), _codes(E4M3, 5, 144, inner)
+    w13_scale, w2_scale = _scales(5, -(-2 * inner // w13_rows), 2), _scales(5, 2, -(-inner // w2_columns))
+    return [noise(rows, 144), w13, w13_scale, w2, w2_scale, *routing, w13_rows, w2_columns]
+
+
+def _w8a8_experts(noise: Noise, rows: int, dtype: torch.dtype) -> Arguments:
+    _, _, _, *routing = _experts(noise, rows)
+    w13, w2 = _codes(dtype, 5, 80, 72), _codes(dtype, 5, 72, 40)
+    return [noise(rows, 72), w13, _scales(5, 80), w2, _scales(5, 72), *routing]
+
+
 def _delta_rule(noise: Noise, rows: int) -> Arguments:
     shape = (2, rows)
     decay = -torch.rand(*shape, 4)
@@ -87,6 +121,24 @@ CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
     },
     "grouped_topk": {"plain": lambda noise, rows: [_logits(rows, 8), 3, 4, 2, False]},
     "fused_experts": {"plain": _experts},
+    "block_fp8_linear": {
+        "plain": lambda noise, rows: _blocks(noise, rows, 272, (128, 128), False),
+        "cut-bias": lambda noise, rows: _blocks(noise, rows, 96, (8, 32), True),
+    },
+    "w8a8_linear": {
+        "int8": lambda noise, rows: _w8a8(noise, rows, torch.int8, False, True),
+        "int8-static": lambda noise, rows: _w8a8(noise, rows, torch.int8, True, False),
+        "fp8": lambda noise, rows: _w8a8(noise, rows, E4M3, False, False),
+        "fp8-static": lambda noise, rows: _w8a8(noise, rows, E4M3, True, True),
+    },
+    "block_fp8_experts": {
+        "plain": lambda noise, rows: _block_experts(noise, rows, 128, 128, 128),
+        "cut": lambda noise, rows: _block_experts(noise, rows, 96, 32, 32),
+    },
+    "w8a8_experts": {
+        "int8": lambda noise, rows: _w8a8_experts(noise, rows, torch.int8),
+        "fp8": lambda noise, rows: _w8a8_experts(noise, rows, E4M3),
+    },
     "causal_conv1d_silu": {
         "plain": lambda noise, rows: [noise(2, rows + 1, 10), noise(2, 10, 3), noise(10, 4), None],
         "bias": lambda noise, rows: [noise(2, rows + 1, 10), noise(2, 10, 3), noise(10, 4), noise(10)],

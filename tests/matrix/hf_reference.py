@@ -25,6 +25,7 @@ from trunnion_models.card import Card
 
 from .hf_images import Images, make_images, place, positions_of, run_with_images
 from .mtp_reference import MTPReference
+from .quantised_checkpoint import DENSE, quantise_activations, save_quantised
 
 SEED = 1234
 CANDIDATES = 64
@@ -64,8 +65,12 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
     model.save_pretrained(folder)
     if card.draft:
         save_with_head(folder, _random_head(model.config).to(dtype))
+    if card.quantization is not None:
+        save_quantised(folder, card.quantization)
     # In the card's own spelling: what save_pretrained writes is resolved already, and would leave us nothing to read.
     config = {"architectures": [card.architecture], "dtype": str(dtype).removeprefix("torch."), **card.config}
+    if card.quantization is not None:
+        config["quantization_config"] = dict(card.quantization)
     (folder / "config.json").write_text(json.dumps(config))
     if card.pooling is not None:
         _write_sentence_transformers_files(card.pooling, folder)
@@ -137,7 +142,14 @@ def save_with_head(folder: Path, head: MTPReference) -> None:
 
 
 def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """What transformers makes of the checkpoint in `folder`, with weights in `dtype`."""
+    """What transformers makes of the checkpoint in `folder`, with weights in `dtype`; of a quantised one made dense."""
+    dense = folder / DENSE
+    if dense.is_dir():
+        return quantise_activations(_load(dense, dtype), dense)
+    return _load(folder, dtype)
+
+
+def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder)
     auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     return auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()

@@ -38,7 +38,7 @@ def main(hardware: str, rank: int, size: int, folder: Path) -> int:
             seen = Comparison(bench)
             MODES[mode](bench, seen)
             try:
-                seen.check()
+                seen.check(ranks=size)
             except AssertionError as error:
                 failures.append(f"rank {rank} of {size}, {mode}: {error}")
         bench.close()

@@ -21,7 +21,9 @@ from trunnion_models.card import Card  # noqa: E402
 
 from .rig import Rig  # noqa: E402
 
-QUICK = {card.name: card for card in quick_cards()}
+# A quantised card rounds now and then the other way, and these tests compare steps to the last bits; the matrix
+# captures and replays them.
+QUICK = {card.name: card for card in quick_cards() if card.quantization is None}
 
 
 @pytest.fixture(scope="session")

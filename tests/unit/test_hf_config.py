@@ -23,7 +23,8 @@ from trunnion.hf_config import (
     read_generation_config,
     text_config,
 )
-from trunnion.weights.quantization import refuse_quantized_config
+from trunnion.interfaces.quantization import BlockFP8
+from trunnion.weights.quantization_config import read_quantization
 
 DATA = Path(__file__).parent / "data"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "published_expected.json").read_text())
@@ -103,12 +104,12 @@ def test_an_unsupported_config_is_refused_by_name(name: str) -> None:
     assert "\n" not in text
 
 
-def test_a_supported_family_with_quantised_weights_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="quant_method 'fp8'"):
-        refuse_quantized_config(PUBLISHED["qwen3-8b-fp8"])
+def test_quantised_weights_of_a_supported_family_are_read() -> None:
+    found = read_quantization(PUBLISHED["qwen3-8b-fp8"])
+    assert found is not None and found.scheme_of("model.layers.0.mlp.up_proj") == BlockFP8()
     for name in SUPPORTED:
         if name != "qwen3-8b-fp8":
-            refuse_quantized_config(PUBLISHED[name])
+            assert read_quantization(PUBLISHED[name]) is None
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma3-1b-text", "qwen3-8b-fp8", "deepseek-v2-tiny-2layer"])

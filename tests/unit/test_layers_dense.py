@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 from trunnion.config import BuildContext
 from trunnion.interfaces.collectives import Collectives, ParallelGroup
 from trunnion.interfaces.methods import LinearMethod, LinearShape
+from trunnion.interfaces.quantization import W8A8, Scheme
 from trunnion.interfaces.weights import Placement, placements_of, set_placements
 from trunnion.layers.activation import GeluTanhAndMul, SiluAndMul
 from trunnion.layers.attention import Attention
@@ -232,17 +232,22 @@ class ScaledMethod(LinearMethod):
 
 
 class ScaledHardware(ReferenceHardware):
-    """Quantises all but what `ignore` names."""
+    """Has a method of its own for what is quantised."""
 
-    def linear_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> LinearMethod:
-        if quantization is None or prefix in quantization["ignore"]:
-            return super().linear_method(None, prefix)
-        return ScaledMethod()
+    def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
+        return super().linear_method(None, prefix) if scheme is None else ScaledMethod()
+
+
+class AllButTheHead:
+    """What a checkpoint says that ignores `lm_head`."""
+
+    def scheme(self, prefix: str) -> Scheme | None:
+        return None if prefix == "lm_head" else W8A8(dtype=torch.int8)
 
 
 @pytest.fixture
 def quantised() -> dict[str, Any]:
-    return {"hardware": ScaledHardware(), "quantization": {"quant_method": "scaled", "ignore": ["lm_head"]}}
+    return {"hardware": ScaledHardware(), "quantization": AllButTheHead()}
 
 
 def test_a_method_keeps_the_weight_in_its_own_form(quantised: dict[str, Any]) -> None:

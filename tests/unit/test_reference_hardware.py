@@ -1,4 +1,4 @@
-"""The reference hardware serves every group and refuses quantisation; its runner plans once and runs once."""
+"""The reference hardware serves every group and scheme; its runner plans once and runs once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import torch
 from torch import nn
 
 from trunnion.contract import BatchCounts, BatchTensors, Field, KVCacheSpec, Limits, WarmUpReport
-from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, MLASpec, RecurrentSpec, StepInputs
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import NoCollectives
+from trunnion.interfaces.quantization import W8A8, BlockFP8
 from trunnion.interfaces.runner import Bucket
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.linear_method import UnquantizedLinearMethod
+from trunnion.reference.moe_method import UnquantizedMoEMethod
+from trunnion.reference.quantised_methods import BlockFP8LinearMethod, W8A8LinearMethod
+from trunnion.reference.quantised_moe_methods import BlockFP8MoEMethod, W8A8MoEMethod
 from trunnion.runner.input_buffers import InputBuffers
 
 LIMITS = Limits(max_num_tokens=8, max_num_seqs=2, max_model_len=8, max_logits_rows=4)
@@ -40,12 +43,15 @@ def test_every_group_kind_is_served_and_says_it_is_the_reference(spec: Attention
     assert tensors and group_class(spec, 1, torch.device("cpu")).num_layers == 1
 
 
-def test_quantisation_is_refused_by_name() -> None:
+def test_every_scheme_has_a_method() -> None:
     hardware = ToyHardware()
-    for refuse in (hardware.linear_method, hardware.moe_method):
-        with pytest.raises(UnsupportedError, match=r"model\.mlp: quantisation 'awq' is not supported on 'toy'"):
-            refuse({"quant_method": "awq"}, "model.mlp")
-    assert isinstance(hardware.linear_method(None, "model.mlp"), UnquantizedLinearMethod)
+    for scheme, methods in (
+        (None, (UnquantizedLinearMethod, UnquantizedMoEMethod)),
+        (BlockFP8(), (BlockFP8LinearMethod, BlockFP8MoEMethod)),
+        (W8A8(dtype=torch.int8), (W8A8LinearMethod, W8A8MoEMethod)),
+    ):
+        assert type(hardware.linear_method(scheme, "model.mlp")) is methods[0]
+        assert type(hardware.moe_method(scheme, "model.mlp")) is methods[1]
 
 
 def test_one_rank_needs_no_group() -> None:

@@ -164,7 +164,7 @@ def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("side_file", "content", "expected"),
     [
-        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8'"),
+        ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
         ("config.json", {"quantization_config": {"quant_method": "never heard of"}}, "never heard of"),
         ("config.json", {"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
         ("config.json", {"quantization": {"bits": 4, "group_size": 64}}, "quantization"),

@@ -49,6 +49,46 @@ def _deepseek(name: str, notes: str, *, quick: bool = False, block_size: int = 4
     )
 
 
+_W8A8: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head", "re:.*mlp\\.gate$"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True,
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def _quantised(name: str, notes: str, quantization: dict[str, Any], *, quick: bool = False) -> Card:
+    """Weights of several blocks; two ranks cut between blocks."""
+    changes = {
+        "hidden_size": 160,
+        "intermediate_size": 256,
+        "kv_lora_rank": 144,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 64,
+        "moe_intermediate_size": 256,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "num_hidden_layers": 2,
+    }
+    return Card(
+        name=f"deepseek_v2-{name}",
+        architecture="DeepseekV2ForCausalLM",
+        config=_BASE | changes,
+        quick=quick,
+        notes=notes,
+        quantization=quantization,
+    )
+
+
 CARDS: tuple[Card, ...] = (
     _deepseek(
         "quick",
@@ -69,5 +109,16 @@ CARDS: tuple[Card, ...] = (
         "many-experts", "most experts see no token", n_routed_experts=32, num_experts_per_tok=2, n_shared_experts=1
     ),
     _deepseek("biases", "biases on the low-rank projections and the output", attention_bias=True, q_lora_rank=24),
+    _quantised(
+        "fp8-blocks",
+        "FP8 in blocks of 128, rows cut short; scales of experts, and of an absorbed projection",
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        quick=True,
+    ),
+    _quantised(
+        "w8a8",
+        "compressed-tensors: experts in int8, routers left out by pattern",
+        _W8A8,
+    ),
     _deepseek("dense", "no experts at all, tied", first_k_dense_replace=3, tie_word_embeddings=True),
 )

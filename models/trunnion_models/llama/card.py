@@ -39,6 +39,35 @@ def _mistral(name: str, notes: str, **changes: Any) -> Card:
     return Card(name=f"mistral-{name}", architecture="MistralForCausalLM", config=config, notes=notes)
 
 
+_WIDE: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 256, "head_dim": 64}
+"""Several blocks of 128 in each weight, the last one cut short in one dimension; two ranks cut between blocks."""
+
+
+def _quantised(name: str, notes: str, quantization: dict[str, Any], *, quick: bool = False, **changes: Any) -> Card:
+    host = {"quick": quick, "quantization": quantization}
+    return _llama(name, notes, host=host, **(_WIDE | changes))
+
+
+def _compressed(kind: str, weights: str, activations: str, ignore: list[str]) -> dict[str, Any]:
+    """As llm-compressor writes it."""
+    is_dynamic = activations == "token"
+    common = {"num_bits": 8, "type": kind, "symmetric": True, "group_size": None}
+    group = {
+        "targets": ["Linear"],
+        "weights": common | {"strategy": weights, "dynamic": False, "observer": "minmax"},
+        "input_activations": common | {"strategy": activations, "dynamic": is_dynamic, "observer": None},
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ignore,
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }
+
+
 CARDS: tuple[Card, ...] = (
     _llama(
         "quick",
@@ -118,4 +147,34 @@ CARDS: tuple[Card, ...] = (
     _mistral("window-5", "a window shorter than every sequence and no multiple of a block", sliding_window=5),
     _mistral("window-40", "a window longer than every sequence", sliding_window=40),
     _mistral("no-window", "the window is null", sliding_window=None),
+    _quantised(
+        "fp8-blocks",
+        "FP8 with scales per 128 x 128, the last cut short; one projection left out by its published name",
+        {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "model.layers.1.mlp.down_proj"],
+        },
+        quick=True,
+    ),
+    _quantised(
+        "w8a8",
+        "compressed-tensors: int8 with scales per row, activations per token; ignored by pattern and by name, biases",
+        _compressed("int", "channel", "token", ["re:.*layers\\.0\\.self_attn\\.[qkv]_proj", "lm_head"]),
+        quick=True,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    _quantised(
+        "fp8-static",
+        "compressed-tensors: FP8 with one scale per tensor, three in a fused layer, and static activations",
+        _compressed("float", "tensor", "tensor", ["lm_head"]),
+    ),
+    _quantised(
+        "fp8-rows",
+        "compressed-tensors: FP8 with scales per row, activations per token",
+        _compressed("float", "channel", "token", ["lm_head"]),
+    ),
 )

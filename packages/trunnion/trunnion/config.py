@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,6 +11,7 @@ from trunnion.contract import Limits, Role, Staging
 from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
+from trunnion.interfaces.quantization import Quantization, Scheme
 
 DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -57,14 +56,20 @@ class BuildContext:
     hardware: Hardware
     dtype: torch.dtype
     parallel: ParallelGroup = field(default_factory=ParallelGroup)
-    quantization: Mapping[str, Any] | None = None
+    quantization: Quantization | None = None
+    """What the checkpoint says about its layers; None: it is unquantised."""
     max_model_len: int | None = None
     """Longest request; None means `max_position_embeddings`. Sizes rope tables."""
     pooling: PoolingConfig | None = None
     """How a pooling model pools; None for a language model."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
-        return self.hardware.linear_method(self.quantization, prefix)
+        """Of the linear layer named `prefix`."""
+        return self.hardware.linear_method(self._scheme(prefix), prefix)
 
     def moe_method(self, prefix: str) -> MoEMethod:
-        return self.hardware.moe_method(self.quantization, prefix)
+        """Of the block of experts named `prefix`."""
+        return self.hardware.moe_method(self._scheme(prefix), prefix)
+
+    def _scheme(self, prefix: str) -> Scheme | None:
+        return None if self.quantization is None else self.quantization.scheme(prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,6 +16,7 @@ from trunnion.interfaces.collectives import Collectives
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
+from trunnion.interfaces.quantization import Scheme
 from trunnion.interfaces.runner import Mode, Runner
 
 
@@ -80,11 +81,11 @@ class Hardware(ABC):
         """The class that runs `spec`, and why it is the reference (None when it is the package's own)."""
 
     @abstractmethod
-    def linear_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> LinearMethod:
-        """The method of the linear layer named `prefix`; UnsupportedError names an unknown quantisation."""
+    def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
+        """The method of the layer named `prefix`, unquantised if None; UnsupportedError names what cannot run."""
 
     @abstractmethod
-    def moe_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> MoEMethod:
+    def moe_method(self, scheme: Scheme | None, prefix: str) -> MoEMethod:
         """As `linear_method`, for a block of experts."""
 
     @abstractmethod

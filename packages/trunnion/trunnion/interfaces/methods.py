@@ -20,6 +20,8 @@ class LinearShape:
     dtype: torch.dtype
     placements: Mapping[str, Placement]
     """Where the parts of an unquantised `weight` come from; a method derives its own tensors' places from them."""
+    prefix: str = ""
+    """The layer's name, for messages."""
 
 
 class LinearMethod(ABC):
@@ -41,6 +43,13 @@ class LinearMethod(ABC):
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`[..., in_features] -> [..., out_features]`."""
 
+    def dense_weight(self, layer: torch.nn.Module) -> torch.Tensor:
+        """`[out_features, in_features]` in the model's dtype, for who multiplies with it otherwise than `apply` does.
+
+        Only of a layer whose `keeps_dense_weight` was set before it was loaded.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no dense weight")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MoEShape:
@@ -52,6 +61,8 @@ class MoEShape:
     dtype: torch.dtype
     w13_placements: Mapping[str, Placement]
     w2_placements: Mapping[str, Placement]
+    prefix: str = ""
+    """The block's name, for messages."""
 
 
 class MoEMethod(ABC):

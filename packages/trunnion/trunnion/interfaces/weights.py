@@ -23,6 +23,14 @@ class Placement:
     """Shape the checkpoint tensor must have, all ranks together."""
     source: Index = ()
     target: Index = ()
+    loose: bool = False
+    """Dimensions of 1 more or less are the same shape, and a tensor of shape () fills all of the target: scales."""
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether a checkpoint tensor may have `shape`."""
+        if self.loose:
+            return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
+        return tuple(shape) == tuple(self.shape)
 
 
 def set_placements(parameter: torch.Tensor, placements: Mapping[str, Placement]) -> None:

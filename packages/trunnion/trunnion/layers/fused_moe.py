@@ -71,6 +71,7 @@ class FusedMoE(nn.Module):
             dtype=ctx.dtype,
             w13_placements=w13,
             w2_placements=w2,
+            prefix=prefix,
         )
         self.method.create(self, shape)
 

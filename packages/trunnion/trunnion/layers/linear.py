@@ -35,8 +35,13 @@ class LinearBase(nn.Module):
         self.parallel = ctx.parallel
         self.method = ctx.linear_method(prefix)
         shape = LinearShape(
-            in_features=in_features, out_features=out_features, dtype=ctx.dtype, placements=dict(placements)
+            in_features=in_features,
+            out_features=out_features,
+            dtype=ctx.dtype,
+            placements=dict(placements),
+            prefix=prefix,
         )
+        self.keeps_dense_weight = False
         self.method.create(self, shape)
         self.bias: nn.Parameter | None = None
         if bias:
@@ -46,6 +51,10 @@ class LinearBase(nn.Module):
     def finalize(self) -> None:
         """Let the method lay the weight out; called once all parameters are loaded, again after a reload."""
         self.method.finalize(self)
+
+    def dense_weight(self) -> torch.Tensor:
+        """[out_features, in_features] of this rank, in the model's dtype; set `keeps_dense_weight` when building."""
+        return self.method.dense_weight(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] of this rank."""

@@ -15,7 +15,7 @@ class MLAAttention(GroupLayer[MLAGroup]):
 
     The latent's up-projection `kv_b_proj` [num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank] is never applied
     to keys: its key half goes into the query, its value half after the attention. The layer is the model's own
-    (`self.kv_b_proj`), so that the parameter keeps the checkpoint's name; only its unquantised `weight` is read.
+    (`self.kv_b_proj`), so that the parameter keeps the checkpoint's name; only its dense weight is read.
 
     Args:
         num_heads: query heads of all ranks.
@@ -49,6 +49,7 @@ class MLAAttention(GroupLayer[MLAGroup]):
         if (kv_b_proj.out_features, kv_b_proj.in_features) != wanted:
             found = (kv_b_proj.out_features, kv_b_proj.in_features)
             raise ValueError(f"{prefix}: kv_b_proj must be {wanted} on this rank, got {found}")
+        kv_b_proj.keeps_dense_weight = True
         # In a tuple, so that the module is not registered a second time.
         self._kv_b_proj = (kv_b_proj,)
 
@@ -59,7 +60,7 @@ class MLAAttention(GroupLayer[MLAGroup]):
 
         H counts this rank's heads.
         """
-        weight = self._kv_b_proj[0].weight.unflatten(0, (self.num_heads, -1))  # [H, Dn + Dv, R]
+        weight = self._kv_b_proj[0].dense_weight().unflatten(0, (self.num_heads, -1))  # [H, Dn + Dv, R]
         w_uk, w_uv = weight.split((self.qk_nope_head_dim, self.v_head_dim), dim=1)
         q_latent = torch.einsum("thd,hdr->thr", q_nope, w_uk)
         latent = self.run_group(q_latent, q_rope, kv_latent, k_rope)  # [T, H, R]

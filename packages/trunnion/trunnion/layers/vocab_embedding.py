@@ -76,7 +76,9 @@ class ParallelLMHead(nn.Module):
             out_features=self.shard.num_rows,
             dtype=ctx.dtype,
             placements={"": self.shard.placement(hidden_size)},
+            prefix=prefix,
         )
+        self.keeps_dense_weight = False
         self.method.create(self, shape)
         self.bias: nn.Parameter | None = None
         if bias:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trunnion.ops import activation, gated_delta_rule, moe, norm, rotary_embedding, sampled_ids
+from trunnion.ops import activation, gated_delta_rule, moe, norm, quantised, rotary_embedding, sampled_ids
 
-__all__ = ["activation", "gated_delta_rule", "moe", "norm", "rotary_embedding", "sampled_ids"]
+__all__ = ["activation", "gated_delta_rule", "moe", "norm", "quantised", "rotary_embedding", "sampled_ids"]

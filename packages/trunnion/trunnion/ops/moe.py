@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -84,12 +86,23 @@ def fused_experts(
     int64 -> [T, H]. Fit for capture: every expert sees every token and keeps the rows it was chosen for, so no shape
     depends on the routing. `experts_by_token` does only the work needed.
     """
+    return sum_of_experts(x, topk_weights, topk_ids, w13.shape[0], lambda expert: _expert(x, w13[expert], w2[expert]))
+
+
+def sum_of_experts(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    apply: Callable[[int], torch.Tensor],
+) -> torch.Tensor:
+    """`fused_experts` of what `apply(expert)` makes of x: [T, H], of which only the rows sent to it are kept."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in range(w13.shape[0]):
+    for expert in range(num_experts):
         chosen = topk_ids == expert  # [T, k]
         weight = (topk_weights * chosen).sum(-1, keepdim=True)
         # Not a product with 0: a row that overflows in an expert it was not sent to must not become NaN.
-        out += torch.where(chosen.any(-1, keepdim=True), _expert(x, w13[expert], w2[expert]).float() * weight, 0.0)
+        out += torch.where(chosen.any(-1, keepdim=True), apply(expert).float() * weight, 0.0)
     return out.to(x.dtype)
 
 

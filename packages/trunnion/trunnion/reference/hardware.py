@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
@@ -18,6 +16,7 @@ from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
+from trunnion.interfaces.quantization import BlockFP8, Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
@@ -27,6 +26,8 @@ from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion.reference.memory_profile import profile_memory
 from trunnion.reference.mla import ReferenceMLAGroup
 from trunnion.reference.moe_method import UnquantizedMoEMethod
+from trunnion.reference.quantised_methods import BlockFP8LinearMethod, W8A8LinearMethod
+from trunnion.reference.quantised_moe_methods import BlockFP8MoEMethod, W8A8MoEMethod
 from trunnion.reference.recurrent import ReferenceRecurrentGroup
 from trunnion.reference.runner import EagerRunner
 
@@ -45,13 +46,15 @@ class ReferenceHardware(Hardware):
             return ReferenceMLAGroup, reason
         return ReferenceRecurrentGroup, reason
 
-    def linear_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> LinearMethod:
-        self._refuse_quantization(quantization, prefix)
-        return UnquantizedLinearMethod()
+    def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
+        if isinstance(scheme, BlockFP8):
+            return BlockFP8LinearMethod(scheme)
+        return UnquantizedLinearMethod() if scheme is None else W8A8LinearMethod(scheme)
 
-    def moe_method(self, quantization: Mapping[str, Any] | None, prefix: str) -> MoEMethod:
-        self._refuse_quantization(quantization, prefix)
-        return UnquantizedMoEMethod()
+    def moe_method(self, scheme: Scheme | None, prefix: str) -> MoEMethod:
+        if isinstance(scheme, BlockFP8):
+            return BlockFP8MoEMethod(scheme)
+        return UnquantizedMoEMethod() if scheme is None else W8A8MoEMethod(scheme)
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         return NoCollectives() if size == 1 else GlooCollectives(rank, size, init_method)
@@ -72,10 +75,3 @@ class ReferenceHardware(Hardware):
         own = OPERATORS.registered(torch._C._dispatch_key_for_device(self.device_type))
         reason = f"package {self.name!r} registers no kernel"
         return {name: reason for name in OPERATORS.names() if name not in own}
-
-    def _refuse_quantization(self, quantization: Mapping[str, Any] | None, prefix: str) -> None:
-        if quantization:
-            method = quantization.get("quant_method", "unnamed")
-            raise UnsupportedError(
-                f"{prefix}: quantisation {method!r} is not supported on {self.name!r}; supported: none (unquantised)"
-            )

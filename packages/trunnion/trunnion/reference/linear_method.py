@@ -18,5 +18,9 @@ class UnquantizedLinearMethod(LinearMethod):
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
         set_placements(layer.weight, shape.placements)
 
+    def dense_weight(self, layer: nn.Module) -> torch.Tensor:
+        weight: torch.Tensor = layer.weight
+        return weight
+
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, layer.weight, bias)

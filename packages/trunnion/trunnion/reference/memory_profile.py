@@ -20,6 +20,8 @@ LIVE_SCORES = 6
 """Scores before and after the scale, soft cap, mask and sinks, and the softmax's weights."""
 LIVE_STATES = 4
 """A recurrence's states before and after a token, and what lies between."""
+LIVE_DENSE = 4
+"""A quantised weight in float32, its scales spread out, and what lies between."""
 LIVE_KEYS = 4
 """Gathered keys and values, in their dtype and in float32."""
 
@@ -34,6 +36,7 @@ def profile_memory(model: nn.Module, limits: Limits) -> MemoryProfile:
         * (
             LIVE_ROWS * limits.max_num_tokens * _widest_row(model)
             + LIVE_LOGITS * limits.max_logits_rows * _vocab_rows(model)
+            + LIVE_DENSE * _largest_quantised(model)
         ),
         workspaces=max((_workspace(spec, limits, longest) for spec in specs), default=0),
     )
@@ -74,6 +77,12 @@ def _widest_row(model: nn.Module) -> int:
                 sizes = sizes[1:]
             widest = max(widest, *sizes, 0)
     return widest
+
+
+def _largest_quantised(model: nn.Module) -> int:
+    """Elements of the largest weight that is made dense in a step; experts are one at a time."""
+    weights = (parameter for parameter in model.parameters() if parameter.dtype.itemsize == 1 and parameter.dim() > 1)
+    return max((weight.shape[-2:].numel() for weight in weights), default=0)
 
 
 def _vocab_rows(model: nn.Module) -> int:

@@ -16,8 +16,11 @@ from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import ModelConfig
 from trunnion.runner import draft
-from trunnion.weights.checkpoint import open_checkpoint
+from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
 from trunnion.weights.loader import load_weights
+from trunnion.weights.name_map import WeightMap
+from trunnion.weights.quantization_config import read_quantization
+from trunnion.weights.quantization_of_layers import QuantizedLayers
 
 if TYPE_CHECKING:
     from trunnion.runner.model_executor import ModelExecutor
@@ -69,6 +72,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         hardware=hardware,
         dtype=dtype,
         parallel=parallel,
+        quantization=_quantization(checkpoint, model_class.weight_map),
         max_model_len=config.limits.max_model_len,
         pooling=checkpoint.pooling,
     )
@@ -97,6 +101,11 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         breaks=breaks,
         weight_report=report,
     )
+
+
+def _quantization(checkpoint: Checkpoint, weight_map: WeightMap) -> QuantizedLayers | None:
+    found = read_quantization(checkpoint.config)
+    return None if found is None else QuantizedLayers(found, weight_map, checkpoint.source.infos)
 
 
 def _check_environment(hardware: Hardware) -> None:

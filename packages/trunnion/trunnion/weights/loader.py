@@ -83,7 +83,9 @@ def finalize_layers(modules: Iterable[torch.nn.Module], device: torch.device) ->
 def _check_dtypes(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """A parameter is in the model's dtype or, on purpose, in float32."""
     for name, parameter in model.named_parameters():
-        if parameter.dtype not in (dtype, torch.float32) and parameter.dtype.is_floating_point:
+        # Floats of one byte are quantised weights.
+        is_plain = parameter.dtype.is_floating_point and parameter.dtype.itemsize > 1
+        if is_plain and parameter.dtype not in (dtype, torch.float32):
             raise AssertionError(f"{name} was built as {parameter.dtype}, the model as {dtype}")
 
 
@@ -102,7 +104,7 @@ def _materialise(modules: Iterable[torch.nn.Module], device: torch.device) -> No
 def _place(parameter: torch.Tensor, piece: Piece, tensor: torch.Tensor, name: str) -> None:
     value = piece.view(tensor)[piece.placement.source]
     target = parameter[piece.placement.target]
-    if target.shape != value.shape:
+    if target.shape != value.shape and not (piece.placement.loose and value.dim() == 0):
         raise AssertionError(
             f"{name}: placement of {piece.param}[{piece.part}] wants {tuple(target.shape)}, got {tuple(value.shape)}"
         )

@@ -58,7 +58,8 @@ class Refused(NamedTuple):
 class ExpertRule:
     """Names of one block of experts. Its parameters are `<block>.w13` (parts `<e>.gate`, `<e>.up`) and `<block>.w2`
     (parts `<e>.down`); both layouts that exist are understood: one tensor per expert
-    (`<block>.<e>.gate_proj.weight`) and stacked (`<block>.gate_up_proj` [E, 2I, H] or transposed, told by shape)."""
+    (`<block>.<e>.gate_proj.weight`) and stacked (`<block>.gate_up_proj` [E, 2I, H] or transposed, told by shape).
+    What else an expert has (`<block>.<e>.gate_proj.weight_scale`) goes to `<block>.w13_weight_scale`."""
 
     block: str = "mlp.experts"
     gate: str = "gate_proj"
@@ -77,23 +78,26 @@ class ExpertRule:
         if leaf in stacked:
             param, part = stacked[leaf]
             return Target(f"{block}.{param}", part)
-        single = re.fullmatch(r"(\d+)\.([^.]+)\.weight", leaf)
+        single = re.fullmatch(r"(\d+)\.([^.]+)\.(\w+)", leaf)
         if single is None:
             return None
         parts = {self.gate: ("w13", "gate"), self.up: ("w13", "up"), self.down: ("w2", "down")}
         if single.group(2) not in parts:
             return None
         param, part = parts[single.group(2)]
-        return Target(f"{block}.{param}", f"{int(single.group(1))}.{part}")
+        suffix = "" if single.group(3) == "weight" else f"_{single.group(3)}"
+        return Target(f"{block}.{param}{suffix}", f"{int(single.group(1))}.{part}")
 
     def checkpoint_name(self, target: Target) -> str | None:
         """The per-expert name that fills `target`, for messages."""
-        match = _whole(rf"{re.escape(self.block)}\.(w13|w2)$").search(target.param)
+        match = _whole(rf"{re.escape(self.block)}\.(w13|w2)(?:_(\w+))?$").search(target.param)
         if match is None or "." not in target.part:
             return None
         expert, part = target.part.split(".", 1)
         leaf = {"gate": self.gate, "up": self.up, "down": self.down}.get(part)
-        return None if leaf is None else f"{target.param[: match.start(1) - 1]}.{expert}.{leaf}.weight"
+        if leaf is None:
+            return None
+        return f"{target.param[: match.start(1) - 1]}.{expert}.{leaf}.{match.group(2) or 'weight'}"
 
 
 @dataclass(frozen=True, kw_only=True)

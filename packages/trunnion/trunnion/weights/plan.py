@@ -35,6 +35,8 @@ class Piece:
             tensor = tensor[self.expert]
         if self.transposed:
             tensor = tensor.transpose(0, 1)
+        if self.placement.loose:
+            tensor = tensor.reshape(self.placement.shape)
         return tensor if self.rows is None else tensor[self.rows]
 
 
@@ -129,8 +131,11 @@ def _pieces(
         problems["unexpected"].append(name)
         return []
     plain = info.dtype is not None and info.dtype.is_floating_point and info.dtype.itemsize >= 2
-    if not plain and info.dtype != parameter.dtype:
-        problems["of a wrong dtype"].append(f"{name} ({info.stored} for {_short(parameter.dtype)}: quantised?)")
+    # Into a quantised weight goes what was quantised for it, and nothing else.
+    is_quantised = parameter.dtype.itemsize == 1
+    if (is_quantised or not plain) and info.dtype != parameter.dtype:
+        guess = "unquantised?" if is_quantised else "quantised?"
+        problems["of a wrong dtype"].append(f"{name} ({info.stored} for {_short(parameter.dtype)}: {guess})")
         return []
     placements = placements_of(parameter)
     if target.part.startswith("*."):
@@ -139,7 +144,7 @@ def _pieces(
     if placement is None:
         problems["unexpected"].append(name)
         return []
-    if tuple(info.shape) != tuple(placement.shape):
+    if not placement.accepts(info.shape):
         problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {list(placement.shape)})")
     return [Piece(param=target.param, part=target.part, placement=placement)]
 

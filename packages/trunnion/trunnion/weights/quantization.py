@@ -1,11 +1,10 @@
-"""Recognises quantised checkpoints by config, side file or tensor names, so that they are refused by name."""
+"""Recognises quantised checkpoints that are not read, by side file or tensor names, to refuse them by name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from trunnion.errors import UnsupportedError
 
@@ -29,25 +28,13 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
 )
 
 
-def refuse_quantized_config(config: Mapping[str, Any]) -> None:
-    """UnsupportedError if `config.json` (or its text_config) names a quantisation."""
-    for where in (config, config.get("text_config") or {}):
-        for key in ("quantization_config", "compression_config", "quantization"):
-            found = where.get(key)
-            if found:
-                method = found.get("quant_method") or found.get("quant_algo") if isinstance(found, Mapping) else found
-                raise UnsupportedError(
-                    f"quantised checkpoint: config.json has {key} (quant_method {method!r}); "
-                    "only unquantised weights are supported"
-                )
-
-
 def refuse_quantized_folder(folder: Path) -> None:
     """UnsupportedError if a side file in `folder` says the weights are quantised."""
     for name, method in SIDE_FILES.items():
         if (folder / name).is_file():
             raise UnsupportedError(
-                f"quantised checkpoint: {folder} holds {name} ({method}); only unquantised weights are supported"
+                f"quantised checkpoint: {folder} holds {name} ({method}); "
+                "supported: unquantised weights, and what config.json names fp8 or compressed-tensors"
             )
 
 
@@ -58,5 +45,5 @@ def refuse_quantized_names(description: str, names: Iterable[str]) -> None:
             if re.search(pattern, name):
                 raise UnsupportedError(
                     f"quantised checkpoint: {description} holds {name!r} ({method}) though its config names no "
-                    "quantisation; only unquantised weights are supported"
+                    "quantisation: put its quantization_config back"
                 )

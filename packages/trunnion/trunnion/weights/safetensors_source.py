@@ -10,7 +10,8 @@ from safetensors import safe_open
 
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.hf_config import read_json_object
-from trunnion.weights.quantization import refuse_quantized_config, refuse_quantized_folder, refuse_quantized_names
+from trunnion.weights.quantization import refuse_quantized_folder, refuse_quantized_names
+from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.report import first_names
 from trunnion.weights.safetensors_header import TORCH_DTYPES, read_header
 from trunnion.weights.source import TensorInfo
@@ -28,14 +29,15 @@ class SafetensorsSource:
     Raises:
         WeightsError: a shard is missing, truncated, malformed, or two shards hold the same tensor.
         ConfigError: the index or `config.json` is not a JSON object.
-        UnsupportedError: pickle, adapter or quantised checkpoints.
+        UnsupportedError: pickle or adapter checkpoints, or quantised ones of a kind that is not read.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         refuse_quantized_folder(folder)
-        if (folder / "config.json").is_file():
-            refuse_quantized_config(read_json_object(folder / "config.json"))
+        is_quantized = (folder / "config.json").is_file() and (
+            read_quantization(read_json_object(folder / "config.json")) is not None
+        )
         weight_map = _read_index(folder)
         files = _files_without_index(folder) if weight_map is None else sorted(set(weight_map.values()))
         self._names: dict[Path, list[str]] = {}
@@ -45,7 +47,8 @@ class SafetensorsSource:
             self._add_file(folder / file)
         if weight_map is not None:
             self._check_index(weight_map)
-        refuse_quantized_names(self.description, self._infos)
+        if not is_quantized:
+            refuse_quantized_names(self.description, self._infos)
 
     @property
     def description(self) -> str:

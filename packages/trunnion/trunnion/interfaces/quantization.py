@@ -1,0 +1,57 @@
+"""How the weights of one linear layer or block of experts are quantised: what a package's methods are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFP8:
+    """Weights in e4m3 with a scale per `block` of rows and columns (DeepSeek-V3, arXiv:2412.19437, 3.3).
+
+    Activations are quantised to e4m3 as they come, with a scale per token and `block[1]` features.
+    """
+
+    block: tuple[int, int] = (128, 128)
+    scale_name: str = "weight_scale_inv"
+    """Of the checkpoint's scales, which multiply whatever their name: `weight_scale_inv` or `weight_scale`."""
+
+
+class Activations(Enum):
+    """Where the scales of the activations come from."""
+
+    TOKEN = "token"
+    """Each token has its own, taken when it comes."""
+    STATIC = "static"
+    """The layer has one, stored in the checkpoint as `input_scale`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class W8A8:
+    """Weights of 8 bits with a scale per row, activations of the same dtype; both symmetric."""
+
+    dtype: torch.dtype
+    """int8 or float8_e4m3fn."""
+    per_row: bool = True
+    """Whether the checkpoint has a scale per row; else one per tensor, which each of its rows gets."""
+    activations: Activations = Activations.TOKEN
+
+
+Scheme = BlockFP8 | W8A8
+"""What a checkpoint may hold; an unquantised layer has none (None)."""
+
+
+class Quantization(Protocol):
+    """What a checkpoint says about its layers."""
+
+    def scheme(self, prefix: str) -> Scheme | None:
+        """Of the layer or block of experts named `prefix`; None: unquantised.
+
+        Raises:
+            UnsupportedError: parts that are one layer here are quantised differently.
+        """
+        ...
