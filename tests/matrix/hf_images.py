@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from trunnion_models.card import Card
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SEED = 4321
 

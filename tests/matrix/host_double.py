@@ -147,7 +147,7 @@ class HostDouble:
         self.pools = [Pool(group, num_blocks, device, self.rng) for group in executor.kv_cache_spec().groups]
         executor.bind_kv_cache([pool.caches for pool in self.pools])
         self.events = LayerEvents(executor, [pool.caches for pool in self.pools])
-        executor.warm_up()
+        self.report = executor.warm_up()
         self.image_rows = ImageRows(executor, self.rng)
         self.steps = 0
         self.first_rows: list[int] = []
