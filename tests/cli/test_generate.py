@@ -198,6 +198,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "max_tokens": (["--max-tokens", "0", "x"], "--max-tokens must be at least 1"),
     "seed": (["--seed", "-1", "x"], "--seed"),
     "stop": (["--stop", "", "x"], "--stop must not be empty"),
+    "kv-cache-dtype": (["--kv-cache-dtype", "int8", "x"], "unknown --kv-cache-dtype 'int8'; choices: auto, fp8_e4m3"),
     "dtype": (["--dtype", "float8", "x"], "unknown --dtype 'float8'; choices: auto, bfloat16, float32, float16"),
     "hardware": (["--hardware", "tpu", "x"], "unknown hardware 'tpu'; installed: "),
     "threads": (["--threads", "0", "x"], "--threads must be at least 1"),

@@ -195,7 +195,7 @@ def test_a_quantised_checkpoint_is_refused_by_name(
         "model.layers.0.mlp.experts.down_proj_blocks",
         "model.embed_tokens.scales",
         "model.embed_tokens.biases",
-        "model.layers.0.self_attn.k_scale",
+        "model.layers.0.self_attn.q_proj.input_scale",
     ],
 )
 def test_a_quantised_tensor_without_a_config_is_refused_by_name(tmp_path: Path, name: str) -> None:

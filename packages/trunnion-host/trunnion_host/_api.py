@@ -17,8 +17,8 @@ from ctypes import (
     c_void_p,
 )
 
-ABI_VERSION = 2
-CONTRACT_VERSION = 2
+ABI_VERSION = 3
+CONTRACT_VERSION = 3
 
 OK, REFUSED, FAILED, FATAL = range(4)
 CACHE_FULL, CACHE_WINDOW, CACHE_MLA, CACHE_RECURRENT = range(4)
@@ -84,6 +84,7 @@ class CreateOptions(ctypes.Structure):
         ("staging", c_int32),
         ("reserved2", c_int32),
         ("share_with", c_void_p),
+        ("kv_cache_dtype", c_char_p),
     ]
 
 

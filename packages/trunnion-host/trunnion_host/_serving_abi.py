@@ -201,6 +201,7 @@ def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOpt
         model=config.model.encode(),
         hardware=config.hardware.encode(),
         dtype=config.dtype.encode(),
+        kv_cache_dtype=config.kv_cache_dtype.encode(),
         device_index=config.device_index,
         tp_rank=rank,
         tp_size=config.tp_size,

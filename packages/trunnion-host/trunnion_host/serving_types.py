@@ -39,6 +39,8 @@ class HostConfig:
     hardware: str = "cpu"
     """`null` (no Python, for tests), `cpu`, ..."""
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    """What keys and values are cached in: `auto` (the model's dtype) or `fp8_e4m3`."""
     device_index: int = 0
     tp_size: int = 1
     """Processes the model is cut over: this one and workers, which the host starts."""

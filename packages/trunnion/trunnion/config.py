@@ -14,6 +14,8 @@ from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.quantization import Quantization, Scheme
 
 DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+KV_CACHE_DTYPES: dict[str, torch.dtype] = {"fp8_e4m3": torch.float8_e4m3fn}
+"""What keys and values may be cached in instead of the model's dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,16 @@ class ExecutorConfig:
     staging: Staging = Staging.HOST
     keep_hidden: bool = False
     """Keep the hidden states of each step for a draft; a draft keeps its own anyway."""
+    kv_cache_dtype: str = "auto"
+    """What keys and values are cached in: "auto" (the model's dtype) or "fp8_e4m3". States of recurrent layers keep
+    their own dtype."""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; choices: auto, {', '.join(DTYPES)}")
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            choices = ", ".join(KV_CACHE_DTYPES)
+            raise ValueError(f"unknown kv_cache_dtype {self.kv_cache_dtype!r}; choices: auto, {choices}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,8 @@ class BuildContext:
     """Longest request; None means `max_position_embeddings`. Sizes rope tables."""
     pooling: PoolingConfig | None = None
     """How a pooling model pools; None for a language model."""
+    kv_cache_dtype: torch.dtype | None = None
+    """What keys and values are cached in; None means `dtype`."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
         """Of the linear layer named `prefix`."""

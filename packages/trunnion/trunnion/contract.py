@@ -17,7 +17,7 @@ from enum import Enum, IntFlag
 
 import torch
 
-CONTRACT_VERSION = 2
+CONTRACT_VERSION = 3
 """Raised with every change that an older host could misread."""
 
 

@@ -18,8 +18,8 @@
 extern "C" {
 #endif
 
-#define TRN_ABI_VERSION 2u      /* layout of this header */
-#define TRN_CONTRACT_VERSION 2u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
+#define TRN_ABI_VERSION 3u      /* layout of this header */
+#define TRN_CONTRACT_VERSION 3u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
 
 #if defined(__GNUC__)
 #define TRN_API __attribute__((visibility("default")))
@@ -98,6 +98,7 @@ typedef struct trn_create_options {
   int32_t staging;          /* trn_staging */
   int32_t reserved2;
   trn_executor *share_with; /* of a draft: its target, same thread, with keep_hidden, closed after it; else NULL */
+  const char *kv_cache_dtype; /* what keys and values are cached in: NULL or "auto" (the model's dtype), "fp8_e4m3" */
 } trn_create_options;
 
 /* Load the model, bind groups. On anything but TRN_OK `*out` is NULL and `error` (may be NULL) holds one line. */

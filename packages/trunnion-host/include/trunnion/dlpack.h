@@ -44,7 +44,8 @@ typedef enum {
   kDLOpaqueHandle = 3U,
   kDLBfloat = 4U,
   kDLComplex = 5U,
-  kDLBool = 6U
+  kDLBool = 6U,
+  kDLFloat8_e4m3fn = 10U
 } DLDataTypeCode;
 
 typedef struct {

@@ -68,6 +68,7 @@ trn_create_options checked_options(const trn_create_options& options) {
   check_limits(options.limits);
   check_role(options);
   trn_create_options all = options;
+  if (all.kv_cache_dtype == nullptr) all.kv_cache_dtype = "auto";
   all.limits.max_decode_query_len = std::max(1, all.limits.max_decode_query_len);
   return all;
 }

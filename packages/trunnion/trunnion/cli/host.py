@@ -109,5 +109,7 @@ class HostOptions:
     """Plan the next step while one runs."""
     trace_file: Path | None = None
     """Where to write a trace of every step."""
+    kv_cache_dtype: str = "auto"
+    """What keys and values are cached in."""
     num_drafts: int = 0
     """Tokens that the model's draft proposes per step of a request; 0 = no drafts."""

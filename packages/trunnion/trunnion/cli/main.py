@@ -41,6 +41,13 @@ Threads = Annotated[
 ]
 TpSize = Annotated[int, typer.Option("--tp", help="Processes to cut the model over.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16.")]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto (the model's dtype), or fp8_e4m3: half the bytes of a bfloat16 cache, keys and values in 8 bits.",
+    ),
+]
 HardwareName = Annotated[str, typer.Option("--hardware", help="An installed hardware package; see trunnion env.")]
 NoPrefixCache = Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")]
 MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Requests per step. [the prompts, up to 32]")]
@@ -132,6 +139,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         encoder_rows: EncoderRows = None,
         no_prefix_cache: NoPrefixCache = False,
         dtype: Dtype = "auto",
+        kv_cache_dtype: KvCacheDtype = "auto",
         hardware: HardwareName = "cpu",
         threads: Threads = None,
         tp: TpSize = 1,
@@ -150,6 +158,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
                 prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
                 drafts=drafts,
+                kv_cache_dtype=kv_cache_dtype,
                 trace_file=trace,
             ),
             SamplingOptions(
@@ -182,6 +191,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         encoder_rows: EncoderRows = None,
         no_prefix_cache: NoPrefixCache = False,
         dtype: Dtype = "auto",
+        kv_cache_dtype: KvCacheDtype = "auto",
         hardware: HardwareName = "cpu",
         threads: Threads = None,
         tp: TpSize = 1,
@@ -199,6 +209,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
                 prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
                 drafts=drafts,
+                kv_cache_dtype=kv_cache_dtype,
                 trace_file=trace,
             ),
             SamplingOptions(

@@ -48,6 +48,7 @@ def open_serving_host(options: HostOptions) -> Host:
         model=str(options.model),
         hardware=options.hardware,
         dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         max_num_tokens=limits.max_num_tokens,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,

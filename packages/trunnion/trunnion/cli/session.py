@@ -15,7 +15,7 @@ from trunnion.cli.images import Prompt, Prompts, takes_images
 from trunnion.cli.messages import UsageProblem, note
 from trunnion.cli.sampling_options import BLOCK_SIZE, LARGEST, SamplingOptions, resolve_max_model_len
 from trunnion.cli.threads import default_threads
-from trunnion.config import DTYPES
+from trunnion.config import DTYPES, KV_CACHE_DTYPES
 from trunnion.contract import Limits
 from trunnion.ops.registry import declined
 from trunnion.registry import hardware_names
@@ -48,10 +48,14 @@ class ModelOptions:
     overlap: bool = False
     trace_file: Path | None = None
     drafts: int = 0
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise UsageProblem(f"unknown --dtype {self.dtype!r}; choices: auto, {', '.join(DTYPES)}")
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            choices = ", ".join(KV_CACHE_DTYPES)
+            raise UsageProblem(f"unknown --kv-cache-dtype {self.kv_cache_dtype!r}; choices: auto, {choices}")
         for name in ("kv_blocks", "threads", "tp", "max_num_seqs", "max_num_tokens", "encoder_rows"):
             value = getattr(self, name)
             least = 2 if name == "kv_blocks" else 1
@@ -146,6 +150,7 @@ class ModelPlan:
             overlap=options.overlap,
             trace_file=options.trace_file,
             num_drafts=options.drafts,
+            kv_cache_dtype=options.kv_cache_dtype,
         )
         with default_interrupt():
             host = open_host(host_options)

@@ -42,3 +42,17 @@ def placements_of(parameter: torch.Tensor) -> Mapping[str, Placement]:
     """The declared parts, or one that takes the whole tensor."""
     declared: Mapping[str, Placement] | None = getattr(parameter, "trunnion_placements", None)
     return declared if declared is not None else {"": Placement(shape=tuple(parameter.shape))}
+
+
+def scalar_with_default(value: float) -> torch.nn.Parameter:
+    """A float32 scalar that a checkpoint may leave out; then it is `value`. It may be stored as `[]` or `[1]`."""
+    parameter = torch.nn.Parameter(torch.empty((), dtype=torch.float32), requires_grad=False)
+    set_placements(parameter, {"": Placement(shape=(), loose=True)})
+    parameter.trunnion_default = value  # type: ignore[attr-defined]
+    return parameter
+
+
+def default_of(parameter: torch.Tensor) -> float | None:
+    """What `scalar_with_default` was told; None for a parameter that the checkpoint must hold."""
+    default: float | None = getattr(parameter, "trunnion_default", None)
+    return default

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from trunnion.config import BuildContext
+from trunnion.errors import WeightsError
 from trunnion.interfaces.attention import AttentionGroup, AttentionSpec
-from trunnion.interfaces.weights import Placement, set_placements
+from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.weights import Placement, scalar_with_default, set_placements
 from trunnion.layers.group_layer import GroupLayer
 
 
@@ -19,6 +24,8 @@ class Attention(GroupLayer[AttentionGroup]):
         window: tokens a query sees, itself included; None for all.
         soft_cap: `soft_cap * tanh(scores / soft_cap)`.
         sinks: each head has a learned logit `sinks` [num_heads] float32 in the softmax's denominator.
+
+    With an fp8 cache the layer has two scalars, `k_scale` and `v_scale`: the checkpoint's, or 1.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class Attention(GroupLayer[AttentionGroup]):
             window=window,
             soft_cap=soft_cap,
             has_sinks=sinks,
+            cache_dtype=ctx.kv_cache_dtype,
         )
         super().__init__(spec, prefix)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -56,6 +64,34 @@ class Attention(GroupLayer[AttentionGroup]):
             first = ctx.parallel.rank * num_heads
             place = Placement(shape=(num_heads * ctx.parallel.size,), source=(slice(first, first + num_heads),))
             set_placements(self.sinks, {"": place})
+        self._kv_scales = (1.0, 1.0)
+        if ctx.kv_cache_dtype is not None:
+            self.k_scale, self.v_scale = scalar_with_default(1.0), scalar_with_default(1.0)
+
+    def finalize(self) -> None:
+        """Read the scales, which groups take as plain numbers.
+
+        Raises:
+            WeightsError: a scale is not a positive number.
+        """
+        if self.spec.cache_dtype is None:
+            return
+        self._kv_scales = (float(self.k_scale), float(self.v_scale))
+        for name, scale in zip(("k_scale", "v_scale"), self._kv_scales, strict=True):
+            if not 0 < scale < math.inf:
+                raise WeightsError(f"{self.prefix}.{name} is {scale}, expected a positive number")
+
+    def bind(
+        self,
+        group: AttentionGroup,
+        index: int,
+        breaks: BreakPoints | None = None,
+        run: Callable[..., torch.Tensor] | None = None,
+    ) -> None:
+        """See `GroupLayer.bind`; an fp8 cache is told its scales."""
+        super().bind(group, index, breaks, run)
+        if self.spec.cache_dtype is not None:
+            group.set_kv_scales(index, *self._kv_scales)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, H * D] or [T, H, D], k and v likewise with the KV heads -> [T, H * D]."""

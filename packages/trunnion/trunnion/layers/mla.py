@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from trunnion.config import BuildContext
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import MLAGroup, MLASpec
 from trunnion.layers.group_layer import GroupLayer
 from trunnion.layers.linear import ColumnParallelLinear
@@ -35,6 +36,11 @@ class MLAAttention(GroupLayer[MLAGroup]):
         ctx: BuildContext,
         prefix: str,
     ) -> None:
+        if ctx.kv_cache_dtype is not None:
+            name = str(ctx.kv_cache_dtype).removeprefix("torch.")
+            raise UnsupportedError(
+                f"{prefix}: latents are cached in the model's dtype, not in {name}; kv_cache_dtype choices: auto"
+            )
         self.num_heads = ctx.parallel.divide(num_heads, f"{prefix} num_heads")
         spec = MLASpec(
             num_qo_heads=self.num_heads,

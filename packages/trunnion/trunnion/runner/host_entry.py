@@ -40,11 +40,12 @@ OUTPUT_CODES = {OutputKind.LOGITS: 0, OutputKind.POOLED: 1}
 ROLES = (Role.TARGET, Role.DRAFT)
 # trn_staging
 STAGINGS = (Staging.HOST, Staging.DEVICE)
-# DLPack's (code, bits); 2 = float, 4 = bfloat, 0 = int, 1 = unsigned
+# DLPack's (code, bits); 2 = float, 4 = bfloat, 10 = float8_e4m3fn, 0 = int, 1 = unsigned
 DLPACK_DTYPES = {
     torch.float32: (2, 32),
     torch.float16: (2, 16),
     torch.bfloat16: (4, 16),
+    torch.float8_e4m3fn: (10, 8),
     torch.int32: (0, 32),
     torch.int64: (0, 64),
     torch.int8: (0, 8),
@@ -76,6 +77,7 @@ def create(options: Mapping[str, Any]) -> HostedExecutor:
         role=ROLES[options["role"]],
         staging=STAGINGS[options["staging"]],
         keep_hidden=bool(options["keep_hidden"]),
+        kv_cache_dtype=options["kv_cache_dtype"],
     )
     target: HostedExecutor | None = options["share_with"]
     return HostedExecutor(ModelExecutor.create(config, share_with=None if target is None else target.executor))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trunnion import registry
-from trunnion.config import DTYPES, BuildContext, ExecutorConfig
+from trunnion.config import DTYPES, KV_CACHE_DTYPES, BuildContext, ExecutorConfig
 from trunnion.errors import UnsupportedError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
@@ -75,6 +75,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         quantization=_quantization(checkpoint, model_class.weight_map),
         max_model_len=config.limits.max_model_len,
         pooling=checkpoint.pooling,
+        kv_cache_dtype=KV_CACHE_DTYPES.get(config.kv_cache_dtype),
     )
     with torch.device("meta"):
         model = model_class(model_config, ctx)

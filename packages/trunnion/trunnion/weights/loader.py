@@ -47,6 +47,8 @@ def load_weights(
     conversions: Counter[tuple[str, str]] = Counter()
     bytes_read = 0
     with torch.no_grad():
+        for param, default in plan.defaults.items():
+            params[param].fill_(default)
         for name, tensor in _progress(source, plan.pieces, progress):
             bytes_read += source.infos[name].nbytes
             for piece in plan.pieces.get(name, []):
@@ -154,6 +156,7 @@ def _report(
         ignored={reason: tuple(names) for reason, names in plan.ignored.items()},
         tied=tuple(plan.tied),
         shared=tuple(name for name, is_shared in shared.items() if is_shared),
+        defaults=dict(plan.defaults),
         conversions=dict(conversions),
         bytes_read=bytes_read,
         bytes_loaded=sum(parameter.numel() * parameter.element_size() for parameter in parameters),

@@ -25,6 +25,13 @@ COMMON_PREFIXES: Rules = (
 COMMON_IGNORE: Rules = ((r"rotary_emb\.inv_freq", "computed from the config's rope"),)
 """Tensors that old exporters left in; every family's `ignore` starts with these."""
 
+KV_SCALES: Rules = (
+    (r"(?:attn\.)?([kv])_scale", r"attn.\1_scale"),
+    (r"([kv])_proj\.(?:[kv]_scale|output_scale)", r"attn.\1_scale"),
+)
+"""(pattern, replacement): where the scales of an fp8 cache stand below `self_attn`, by vLLM, ModelOpt and
+compressed-tensors, and the parameter of `Attention` each of them is."""
+
 COMMON_REFUSE: Rules = (
     (
         r"lora_[AB]|lora_embedding_[AB]|base_layer|modules_to_save|base_model\.model",
@@ -127,6 +134,9 @@ class WeightMap:
         for pattern, reason in self.ignore:
             if _whole(pattern).search(name) or _whole(pattern).search(renamed):
                 return Ignored(reason)
+        scale = kv_scale(renamed)
+        if scale is not None:
+            return [Target(scale)]
         for rule in self.experts:
             target = rule.resolve(renamed)
             if target is not None:
@@ -155,6 +165,15 @@ class WeightMap:
             if target.part in parts and pattern.search(target.param):
                 return pattern.sub(parts[target.part], target.param)
         return target.param if not target.part else f"{target.param}[{target.part}]"
+
+
+def kv_scale(name: str) -> str | None:
+    """The parameter that the scale of an fp8 cache becomes; None if `name` is not one."""
+    for pattern, replacement in KV_SCALES:
+        match = re.fullmatch(rf"(.*\.self_attn)\.{pattern}", name)
+        if match is not None:
+            return re.sub(rf"(?<=\.self_attn)\.{pattern}$", rf".{replacement}", name)
+    return None
 
 
 @functools.cache

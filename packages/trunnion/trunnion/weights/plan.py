@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from trunnion.errors import UnsupportedError, WeightsError
-from trunnion.interfaces.weights import Placement, placements_of
-from trunnion.weights.name_map import Ignored, Refused, Target, WeightMap
+from trunnion.interfaces.weights import Placement, default_of, placements_of
+from trunnion.weights.name_map import Ignored, Refused, Target, WeightMap, kv_scale
 from trunnion.weights.report import first_names
 from trunnion.weights.source import TensorInfo, WeightSource
 
@@ -48,10 +48,14 @@ class LoadPlan:
     ignored: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     tied: dict[str, str] = field(default_factory=dict)
     """Checkpoint tensor -> the parameter it must equal."""
+    defaults: dict[str, float] = field(default_factory=dict)
+    """Parameter that the checkpoint leaves out, as it may -> its value."""
 
 
 SHARED = "shared with the target"
 """Why a draft leaves out a tensor of a module that is its target's."""
+NOT_SCALED = "scales of an fp8 cache, and kv_cache_dtype is auto"
+"""Why a model whose cache has its own dtype leaves out scales."""
 
 
 def lies_in(name: str, modules: Collection[str]) -> bool:
@@ -91,6 +95,9 @@ def plan_load(
             if target.param in tied:
                 plan.tied[name] = tied[target.param]
                 continue
+            if target.param not in params and kv_scale(weight_map.renamed(name)) == target.param:
+                plan.ignored[NOT_SCALED].append(name)
+                continue
             pieces = _pieces(target, info, params, name, problems)
             plan.pieces.setdefault(name, []).extend(pieces)
             for piece in pieces:
@@ -99,7 +106,10 @@ def plan_load(
                     problems["duplicated"].append(f"{name} (fills the same place as {filled[key]})")
                 filled.setdefault(key, name)
     for param, tensor in params.items():
-        if param not in tied:
+        default = default_of(tensor)
+        if default is not None and Target(param) not in filled:
+            plan.defaults[param] = default
+        elif param not in tied:
             problems["missing"] += [
                 weight_map.checkpoint_name(Target(param, part))
                 for part in placements_of(tensor)

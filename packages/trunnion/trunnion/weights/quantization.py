@@ -24,7 +24,7 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"_blocks$", "MXFP4"),
     (r"\.(SCB|weight\.absmax|weight\.quant_map)$", "bitsandbytes"),
     (r"\.(scales|biases)$", "MLX or AWQ"),
-    (r"\.(k_scale|v_scale|kv_scale|output_scale|input_scale)$", "FP8 scales"),
+    (r"\.(kv_scale|input_scale)$|(?<!k_proj)(?<!v_proj)\.output_scale$", "FP8 scales"),
 )
 
 

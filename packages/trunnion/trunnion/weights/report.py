@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightReport:
-    """Every checkpoint tensor is in `num_used`, `ignored` or `tied`; every parameter was filled once, or is shared."""
+    """Every checkpoint tensor is in `num_used`, `ignored` or `tied`; every parameter was filled once, is
+    shared, or is a scalar that took its default."""
 
     source: str
     num_parameters: int
@@ -25,6 +26,8 @@ class WeightReport:
     seconds: float
     shared: tuple[str, ...] = ()
     """Parameters of a draft that are its target's; not counted above."""
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    """Parameter that the checkpoint leaves out -> the value it took."""
 
     def lines(self) -> list[str]:
         """The report for people, one fact per line."""
@@ -39,6 +42,9 @@ class WeightReport:
             out.append(f"weights: {len(names)} tensors ignored ({reason}): {first_names(names)}")
         if self.tied:
             out.append(f"weights: {first_names(self.tied)} repeats a tied parameter (equal)")
+        for value in sorted(set(self.defaults.values())):
+            names = tuple(name for name, default in self.defaults.items() if default == value)
+            out.append(f"weights: {len(names)} scalars not in the checkpoint, taken as {value}: {first_names(names)}")
         if self.shared:
             out.append(f"weights: {len(self.shared)} parameters shared with the target: {first_names(self.shared)}")
         return out
