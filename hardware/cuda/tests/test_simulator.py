@@ -32,6 +32,8 @@ def test_operators_give_what_the_host_gives() -> None:
     torch.testing.assert_close(torch.softmax(moved.t() @ moved, -1).cpu(), torch.softmax(x.t() @ x, -1))
     moved[1:3].zero_()
     assert moved.cpu()[1:3].abs().sum() == 0
+    # Outputs that an operator resizes, of no elements before and after.
+    assert moved[:0].abs().shape == (0, 8)
 
 
 def test_tensors_of_two_devices_do_not_mix() -> None:

@@ -298,9 +298,10 @@ void on_cpu(const c10::OperatorHandle& op, Stack* stack) {
       if (source < 0 || !given[source].isTensor()) return on_device(host);
       Tensor original = given[source].toTensor();
       if (!alias->isWrite()) return view_of(original, host);
-      if (original.numel() == 0 && host.numel() > 0) {
+      // Of no elements there are many shapes: [0] may have become [0, 8].
+      if (original.numel() == 0 && original.sizes() != host.sizes()) {
         resize_(original, host.sizes(), std::nullopt);
-        on_host(original).copy_(host);
+        if (host.numel() > 0) on_host(original).copy_(host);
       }
       return original;
     };
