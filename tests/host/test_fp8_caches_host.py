@@ -58,6 +58,6 @@ def test_text_is_near_that_of_whole_caches(folder: Path) -> None:
 
 
 def test_an_unknown_dtype_is_one_line(folder: Path) -> None:
-    with pytest.raises(InvalidError, match="kv_cache_dtype.*'fp4'.*auto, fp8_e4m3") as caught:
+    with pytest.raises(InvalidError, match=r"kv_cache_dtype.*'fp4'.*auto, fp8_e4m3") as caught:
         ServingHost(config(folder, kv_cache_dtype="fp4"))
     assert "\n" not in str(caught.value)
