@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+
+from trunnion_cuda.hardware import CudaHardware
 
 simulator = pytest.importorskip("cuda_simulator")
 if torch.cuda.get_device_name() != "simulated":
@@ -95,3 +99,52 @@ def test_a_graph_that_outlives_its_input_is_refused() -> None:
     inputs.clear()
     with pytest.raises(simulator.SimulatedFault, match="outlives a tensor"):
         captured.graph.replay()
+
+
+@triton.jit
+def _add_one_kernel(x, y, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    tl.store(y + at, tl.load(x + at, mask=mask) + 1.0, mask=mask)
+
+
+def _add_one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    _add_one_kernel[(2,)](x, y, x.numel(), BLOCK=4)
+    return y
+
+
+def test_a_triton_kernel_works_on_the_device() -> None:
+    x = torch.arange(7.0).to(DEVICE)
+    assert _add_one(x, torch.empty_like(x)).tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_triton_kernel_is_replayed_on_what_lies_there_now() -> None:
+    """Its arguments are addresses: in the capture nothing ran, and what comes before and after it is in order."""
+    x = torch.arange(7.0).to(DEVICE)
+    captured = Captured(lambda: _add_one(x * 10, torch.empty_like(x)) * 2)
+    x.fill_(3)
+    captured.graph.replay()
+    assert captured.result.tolist() == [62] * 7
+
+
+def test_a_triton_kernel_does_not_read_the_host() -> None:
+    with pytest.raises(simulator.SimulatedFault, match="_add_one_kernel is given a pointer to cpu memory"):
+        _add_one(torch.ones(7), torch.empty(7, device=DEVICE))
+
+
+def test_a_graph_that_outlives_a_triton_argument_is_refused() -> None:
+    kept = [torch.ones(7, device=DEVICE)]
+    captured = Captured(lambda: _add_one(kept[0], torch.empty(7, device=DEVICE)))
+    kept.clear()
+    with pytest.raises(simulator.SimulatedFault, match="outlives a tensor"):
+        captured.graph.replay()
+
+
+def test_captures_expand_to_the_packages_kernels() -> None:
+    """A recorded operator of a package is the launches of its own kernel, not the operators of the reference."""
+    CudaHardware().initialize(0)
+    x = torch.randn(3, 32).to(DEVICE)
+    before = simulator.simulation().triton_launches.total()
+    captured = Captured(lambda: torch.ops.trunnion.rms_norm(x, torch.ones(32, device=DEVICE), 1e-6, False))
+    assert simulator.simulation().triton_launches.total() == before + 1
+    assert captured.result.shape == (3, 32)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
+import triton
 
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
@@ -127,7 +128,9 @@ def _flashinfer_mla() -> type[Group]:
 
 def why_no_kernels() -> str | None:
     """Why Triton cannot launch here, or None."""
-    return None if torch.version.cuda else f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
+    if torch.version.cuda or triton.knobs.runtime.interpret:
+        return None
+    return f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
 
 
 def num_groups(model: Model) -> int:

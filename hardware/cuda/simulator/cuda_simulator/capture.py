@@ -18,6 +18,7 @@ aten = torch.ops.aten
 POOL_BYTES = 1 << 30
 """Address space of a pool; only what is used takes memory."""
 EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+DEVICE = torch._C.DispatchKey.CUDA
 EXPANDED = torch._C.DispatchKey.CompositeExplicitAutograd
 WAITS = frozenset({aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default})
 COPIES = frozenset({aten.copy_.default, aten._to_copy.default})
@@ -70,6 +71,14 @@ class Recording(TorchDispatchMode):
         """Note a launch that does not come through torch."""
         self.calls.append(call)
 
+    def note(self, tensor: torch.Tensor) -> None:
+        """Remember memory from outside the pool that is read or written by address."""
+        if tensor.numel() and not self.pool.owns(tensor):
+            storage = tensor.untyped_storage()
+            self.externals.setdefault(
+                storage._cdata, (StorageWeakRef(storage), f"{tensor.dtype} {tuple(tensor.shape)}")
+            )
+
     def check_alive(self) -> None:
         """SimulatedFault if memory from outside the pool that the graph reads or writes was given back."""
         for reference, what in self.externals.values():
@@ -102,18 +111,15 @@ class Recording(TorchDispatchMode):
             return NotImplemented
         with self:
             if func.namespace != "aten":
-                return func._op_dk(EXPANDED, *args, **kwargs)
+                key = DEVICE if _has_kernel(func, "CUDA") else EXPANDED
+                return func._op_dk(key, *args, **kwargs)
             return func.decompose(*args, **kwargs)
 
     def _address(self, tensor: torch.Tensor) -> torch.Tensor:
         """What a graph knows of a tensor; a scalar of the host goes into it by value."""
         if not tensor.is_cuda:
             return tensor.clone()
-        if tensor.numel() and not self.pool.owns(tensor):
-            storage = tensor.untyped_storage()
-            self.externals.setdefault(
-                storage._cdata, (StorageWeakRef(storage), f"{tensor.dtype} {tuple(tensor.shape)}")
-            )
+        self.note(tensor)
         with _disable_current_modes():
             return non_owning(tensor)
 
@@ -164,4 +170,8 @@ def _run_and_copy(func: Any, args: Any, kwargs: Any, targets: Any) -> None:
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    return _has_kernel(func, "CompositeImplicitAutograd")
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cuda_simulator import libraries, torch_cuda
+from cuda_simulator import libraries, torch_cuda, triton_launches
 from cuda_simulator.launches import run_launch
 
 ARCHITECTURE = "9.0a"
@@ -22,15 +22,19 @@ def is_needed() -> bool:
     return not torch.cuda.is_available()
 
 
-def install() -> torch_cuda.Simulation:
-    """The simulated device of this process, made on the first call."""
+def install(*, interprets_triton: bool = True) -> torch_cuda.Simulation:
+    """The simulated device of this process, made on the first call; its Triton interprets kernels, or has no device."""
     try:
         return torch_cuda.simulation()
     except LookupError:
         pass
+    if interprets_triton:
+        triton_launches.choose_interpreter()
     torch.ops.load_library(str(libraries.device_library()))
     simulation = torch_cuda.install(ctypes.CDLL(str(libraries.device_library())))
     _install_runtime(simulation)
+    if interprets_triton:
+        triton_launches.install(simulation)
     return simulation
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
 
 from cuda_simulator.install import install, is_needed, toolkit_folder
 from cuda_simulator.modules import prepare_modules
 from cuda_simulator.torch_cuda import DEVICE_NAME as SIMULATED_NAME
+from cuda_simulator.torch_cuda import simulation
 
 ON_DEVICE = "ran on the device: {name}"
 SIMULATED = "ran on the simulated device: FlashInfer's plans and launches are real, its kernels are not"
@@ -19,8 +23,30 @@ NOT_VERIFIED = (
 )
 
 
+INTERPRETED, ABSENT, AUTO = "interpreted", "absent", "auto"
+SLOW_FOLDER = "tests/matrix"
+TRITON_RAN = "Triton's kernels ran in its interpreter: {count} launches of {kernels} kernels, replays not counted"
+TRITON_ABSENT = "Triton's kernels did not run: operators and groups that have some ran on the reference"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--triton",
+        choices=(INTERPRETED, ABSENT, AUTO),
+        default=AUTO,
+        help="whether the simulated device interprets Triton's kernels, some milliseconds for each of a kernel's "
+        f"programs, or is one without Triton; auto: not for {SLOW_FOLDER} as a whole",
+    )
+
+
+def interprets_triton(choice: str, arguments: Sequence[str]) -> bool:
+    """What `--triton` means for a session with these arguments."""
+    is_slow = any(Path(argument.partition("::")[0]).as_posix().endswith(SLOW_FOLDER) for argument in arguments)
+    return choice == INTERPRETED or (choice == AUTO and not is_slow)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests() -> None:
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     """Before anything asks torch for a device.
 
     Raises:
@@ -30,7 +56,7 @@ def pytest_load_initial_conftests() -> None:
         return
     if toolkit_folder() is None:
         raise pytest.UsageError("no CUDA device, and no nvcc on PATH: FlashInfer's host code cannot be compiled")
-    install()
+    install(interprets_triton=interprets_triton(early_config.known_args_namespace.triton, args))
 
 
 def pytest_sessionstart() -> None:
@@ -46,5 +72,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(ON_DEVICE.format(name=name))
         return
     terminalreporter.write_line(SIMULATED)
+    found = simulation()
+    launches = found.triton_launches
+    ran = TRITON_RAN.format(count=launches.total(), kernels=len(launches))
+    terminalreporter.write_line(ran if found.interprets_triton else TRITON_ABSENT)
     for line in NOT_VERIFIED:
         terminalreporter.write_line(f"not verified: {line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -29,6 +30,9 @@ class Simulation:
         self.pools: dict[tuple[int, int], Pool] = {}
         self.recording: Recording | None = None
         self.replays = 0
+        self.interprets_triton = False
+        self.triton_launches: Counter[str] = Counter()
+        """Kernel -> launches that were not replays."""
         self.current = SimulatedStream(is_default=True)
         self.queue = Queue(library)
         self.keep: Any = None
@@ -41,10 +45,12 @@ class Simulation:
             self.pools[handle] = Pool(self.library)
         return handle, self.pools[handle]
 
-    def launch(self, call: Callable[[], None]) -> None:
-        """Run a kernel's stand-in in its turn, and note it if a graph is being captured."""
+    def launch(self, call: Callable[[], None], *, in_capture: bool = True) -> None:
+        """Run a kernel's stand-in in its turn, and note it if a graph is captured, in which a slow one need not run."""
         if self.recording is not None:
             self.recording.add(call)
+            if not in_capture:
+                return
         self.queue.add(call)
 
     def wait(self, what: str, mark: int | None = None) -> None:

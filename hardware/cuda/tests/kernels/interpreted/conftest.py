@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from cuda_simulator import triton_numerics
 
 from trunnion_cuda.kernels.tuning import Config, Space
 
 
-def _shim() -> object:
-    spec = importlib.util.spec_from_file_location("interpreter_shim", Path(__file__).with_name("interpreter_shim.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session", autouse=True)
 def exact_conversions() -> None:
-    """Test-only: see interpreter_shim.py."""
-    _shim().install()
+    """The simulator's: the interpreter has faults."""
+    triton_numerics.install()
 
 
 @pytest.fixture(autouse=True)

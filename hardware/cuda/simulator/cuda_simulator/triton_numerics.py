@@ -1,4 +1,4 @@
-"""Test-only: corrects how Triton 3.7's interpreter converts and multiplies narrow floats.
+"""Corrects how Triton 3.7's interpreter converts and multiplies narrow floats.
 
 Two faults there, none of them in compiled kernels: rounding to a narrower format loses the carry into the exponent
 (1.9999 becomes 1.0 in bfloat16), and `tl.dot` multiplies bfloat16 by its bits, as if they were integers.
