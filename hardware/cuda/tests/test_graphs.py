@@ -13,15 +13,19 @@ from tests.conformance.batches import GroupRig, Request, Shape, build_step, live
 from trunnion.contract import BatchTensors, GroupTensors
 from trunnion.interfaces.attention import AttentionSpec, MLASpec, StepInputs
 from trunnion.reference import ReferenceHardware
+from trunnion.reference.captured import CapturedAttentionGroup
 from trunnion_cuda.capture import CudaCapture
 from trunnion_cuda.hardware import CudaHardware
+from trunnion_cuda.kernels import paged_attention
+from trunnion_cuda.triton_attention import TritonAttentionGroup
 
 DEVICE = torch.device("cuda", 0)
 NUM_REQS, MAX_BLOCKS, BLOCK_SIZE = 4, 24, 4
 
 
 def _attention(**options: object) -> AttentionSpec:
-    return AttentionSpec(num_kv_heads=2, head_dim=64, scale=0.3, dtype=torch.bfloat16, **options)  # type: ignore[arg-type]
+    shape = {"num_kv_heads": 2, "head_dim": 64, "scale": 0.3, "dtype": torch.bfloat16}
+    return AttentionSpec(**{**shape, **options})  # type: ignore[arg-type]
 
 
 SPECS: dict[str, AttentionSpec | MLASpec] = {
@@ -32,6 +36,9 @@ SPECS: dict[str, AttentionSpec | MLASpec] = {
     "sinks-window": _attention(num_qo_heads=8, has_sinks=True, window=6),
     "fp8-cache": _attention(num_qo_heads=8, cache_dtype=torch.float8_e4m3fn),
     "fp8-cache-cuda-cores": _attention(num_qo_heads=4, cache_dtype=torch.float8_e4m3fn),
+    "own-float32": _attention(num_qo_heads=4, head_dim=24, dtype=torch.float32, has_sinks=True, window=6),
+    "own-fp8-cache": _attention(num_qo_heads=4, head_dim=40, cache_dtype=torch.float8_e4m3fn),
+    "own": _attention(num_qo_heads=8, head_dim=40, soft_cap=2.0, has_sinks=True),
     "latent": MLASpec(num_qo_heads=16, kv_lora_rank=512, rope_head_dim=64, scale=0.05, dtype=torch.bfloat16),
 }
 
@@ -141,7 +148,9 @@ def test_a_replay_follows_the_lengths(name: str) -> None:
         rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
 
 
-@pytest.mark.parametrize("name", _named("tensor-cores", "soft-cap-window", "sinks-window", "fp8-cache", "latent"))
+@pytest.mark.parametrize(
+    "name", _named("tensor-cores", "soft-cap-window", "sinks-window", "fp8-cache", "own", "own-fp8-cache", "latent")
+)
 def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
     """Placeholders in a graph: their rows take no part, whatever lies in the cache where they would be."""
     rig = GraphRig(SPECS[name], 3)
@@ -149,3 +158,22 @@ def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
     for seed in range(6):
         requests = tuple(Request(rng.randint(1, 50), 3, unwritten=rng.randint(0, 2)) for _ in range(rng.randint(0, 4)))
         rig.replay(Shape("verify", requests, num_decodes=len(requests), decode_query_len=3), seed)
+
+
+def test_long_keys_are_split_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This package's own kernel; replays with more splits than a request has keys, and with some for each."""
+    monkeypatch.setattr(paged_attention, "SPLIT_KEYS", 16)
+    rig = GraphRig(SPECS["own"], 1)
+    assert rig.tested.group._parts[0].splits == 4  # type: ignore[attr-defined]
+    for seed, contexts in enumerate(((3, 0, 70, 5), (80, 39), (1,))):
+        requests = tuple(Request(context, 1) for context in contexts)
+        rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
+
+
+def test_what_the_library_refuses_runs_on_own_kernels() -> None:
+    for name in ("own", "own-float32"):
+        assert CudaHardware().group_class(SPECS[name]) == (TritonAttentionGroup, None)
+    too_long = _attention(num_qo_heads=4, head_dim=512)
+    found, reason = CudaHardware().group_class(too_long)
+    assert found is CapturedAttentionGroup
+    assert reason is not None and "no kernel for head_dim 512" in reason and "head_dim 512 is more than 256" in reason

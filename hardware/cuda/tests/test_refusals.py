@@ -10,8 +10,9 @@ import torch
 from tests.conformance.batches import SHAPES, GroupRig, build_step, to_device
 
 from trunnion.interfaces.attention import AttentionSpec, MLASpec
-from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup
+from trunnion.reference.captured import CapturedMLAGroup
 from trunnion_cuda.attention import FlashInferAttentionGroup
+from trunnion_cuda.capabilities import why_not_flashinfer
 from trunnion_cuda.hardware import CudaHardware
 from trunnion_cuda.mla import FlashInferMLAGroup
 
@@ -94,8 +95,10 @@ def test_latents_that_are_not_the_groups() -> None:
 )
 def test_shapes_without_a_kernel(changes: dict[str, object], reason: str) -> None:
     """Each with its reason, and to a group that stands in a graph all the same."""
-    found, why = CudaHardware().group_class(dataclasses.replace(SPEC, **changes))
-    assert found is CapturedAttentionGroup
+    spec = dataclasses.replace(SPEC, **changes)
+    why = why_not_flashinfer(spec)
+    found, _ = CudaHardware().group_class(spec)
+    assert found is not FlashInferAttentionGroup and found.why_not_captured(spec) is None
     assert why is not None and re.search(reason, why)
 
 

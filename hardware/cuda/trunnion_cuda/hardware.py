@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
-import triton
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec, RecurrentSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
@@ -75,13 +74,19 @@ class CudaHardware(ReferenceHardware):
         return self._device
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
-        if isinstance(spec, AttentionSpec):
-            reason = environment.why_no_flashinfer() or why_not_flashinfer(spec)
-            return (_flashinfer_attention(), None) if reason is None else (CapturedAttentionGroup, reason)
-        if isinstance(spec, MLASpec):
-            reason = environment.why_no_flashinfer() or why_not_flashinfer_mla(spec)
-            return (_flashinfer_mla(), None) if reason is None else (CapturedMLAGroup, reason)
-        return CapturedRecurrentGroup, "the delta net's kernels are operators; its group is the reference's"
+        """FlashInfer's; what it refuses on this package's Triton kernels; else the reference's, with both reasons."""
+        reasons = []
+        if not isinstance(spec, RecurrentSpec):
+            is_latent = isinstance(spec, MLASpec)
+            why = why_not_flashinfer_mla(spec) if isinstance(spec, MLASpec) else why_not_flashinfer(spec)
+            reason = environment.why_no_flashinfer() or why
+            if reason is None:
+                return _flashinfer_mla() if is_latent else _flashinfer_attention(), None
+            reasons.append(reason)
+        found, reason = _triton_group(spec) if (absent := why_no_kernels()) is None else (None, absent)
+        if found is not None:
+            return found, None
+        return captured_group(spec), "; ".join([*reasons, *filter(None, [reason])])
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         return NoCollectives() if size == 1 else NcclCollectives(rank, size, init_method, self._device)
@@ -126,9 +131,35 @@ def _flashinfer_mla() -> type[Group]:
     return FlashInferMLAGroup
 
 
+def _triton_group(spec: GroupSpec) -> tuple[type[Group] | None, str | None]:
+    """The group on this package's kernels, or why there is none for `spec`."""
+    # Imports Triton, as `why_no_kernels`.
+    if isinstance(spec, AttentionSpec):
+        from trunnion_cuda.triton_attention import TritonAttentionGroup, why_not_triton
+
+        reason = why_not_triton(spec)
+        return (TritonAttentionGroup, None) if reason is None else (None, reason)
+    if isinstance(spec, RecurrentSpec):
+        from trunnion_cuda.recurrent import TritonRecurrentGroup, why_not_recurrent
+
+        reason = why_not_recurrent(spec)
+        return (TritonRecurrentGroup, None) if reason is None else (None, reason)
+    return None, "this package has no kernel of its own for latent attention outside of decodes"
+
+
+def captured_group(spec: GroupSpec) -> type[Group]:
+    """The reference's group, fit for graphs."""
+    if isinstance(spec, AttentionSpec):
+        return CapturedAttentionGroup
+    return CapturedMLAGroup if isinstance(spec, MLASpec) else CapturedRecurrentGroup
+
+
 def why_no_kernels() -> str | None:
     """Why Triton cannot launch here, or None."""
-    if torch.version.cuda or triton.knobs.runtime.interpret:
+    # Absent where the package only says its name.
+    from triton import knobs
+
+    if torch.version.cuda or knobs.runtime.interpret:
         return None
     return f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
 

@@ -11,6 +11,7 @@ import torch
 from trunnion_cuda.kernels import (
     activation,
     block_fp8_gemm,
+    cache_write,
     gated_delta,
     moe,
     norm,
@@ -68,6 +69,12 @@ def _rotary(writes: torch.dtype | None, interleaved: bool = False, section: list
     return rotary_embedding.rotary_and_write(
         q, k, v, positions, table, interleaved, *caches, slots, section=section, k_scale=0.5, v_scale=0.5
     )
+
+
+def _write(dtype: torch.dtype) -> None:
+    k, v = _empty(17, 8, 96), _empty(17, 8, 96)
+    caches = (_empty(64, 16, 8, 96, dtype=dtype) for _ in range(2))
+    cache_write.write_cache(k, v, *caches, _ints(17), first_scale=0.5, second_scale=0.5)
 
 
 def _experts(num_tokens: int, dtype: torch.dtype = BF16) -> object:
@@ -149,6 +156,8 @@ def cases() -> tuple[Case, ...]:
         Case(name="mrope_embedding", call=lambda: _rotary(None, section=[16, 24, 24])),
         Case(name="rotary_and_write", call=lambda: _rotary(BF16), quick=True),
         Case(name="rotary_and_write_fp8", call=lambda: _rotary(FP8), architectures=WITH_FP8),
+        Case(name="write_cache", call=lambda: _write(BF16), quick=True),
+        Case(name="write_cache_fp8", call=lambda: _write(FP8), architectures=WITH_FP8),
         Case(name="take_sampled", call=lambda: sampled_ids.take_sampled(_ints(300), _ints(17)), quick=True),
         Case(name="pad_rows", call=lambda: sampled_ids.pad_rows(_ints(64, 17), _ints(1), None)),
         Case(name="topk_softmax", call=lambda: moe.topk_softmax(_empty(17, 128), 8, True), quick=True),

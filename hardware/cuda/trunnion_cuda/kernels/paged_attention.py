@@ -9,6 +9,7 @@ memory bandwidth (2 H / Hk FLOPs per byte), prefills against the tensor cores.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -205,12 +206,15 @@ def paged_attention(
     v_scale: float = 1.0,
     splits: int = 1,
     out: torch.Tensor | None = None,
+    clears: bool = True,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of q [T, H, D] to what the caches [num_blocks, block_size, Hk, D] hold -> [T, H, D].
 
     The step's own keys must have been written. A query at position i sees key j if `i - window < j <= i`. The content
-    of an fp8 cache counts `k_scale` and `v_scale` times. Rows that belong to no request become zero, and so do those
-    that see nothing (padding requests). `splits` is a power of two. Fit for capture: nothing is read from the device.
+    of an fp8 cache counts `k_scale` and `v_scale` times. Rows that belong to no request become zero (without `clears`
+    they are left alone), and so do those that see nothing (padding requests). `splits` is a power of two; parts lie in
+    `workspace` (uint8), and are fewer if it is short. Fit for capture: nothing is read from the device.
 
     Raises:
         ValueError: a shape or layout that the kernel cannot take.
@@ -223,15 +227,18 @@ def paged_attention(
     if reason is not None:
         raise ValueError(f"paged attention cannot run: {reason}")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    if keys.query_start_loc is not None:
+    if keys.query_start_loc is not None and clears:
         out.zero_()
     if num_tokens == 0:
         return out
     num_reqs, group = keys.seq_lens.shape[0], num_q_heads // num_kv_heads
-    shape = (splits, num_tokens, num_q_heads) if splits > 1 else (1,)
-    part = torch.empty((*shape, head_dim) if splits > 1 else (1,), dtype=torch.float32, device=q.device)
-    part_max, part_sum = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(2))
     none = keys.seq_lens
+    if workspace is not None:
+        row_bytes = 4 * num_tokens * num_q_heads * (head_dim + 2)
+        splits = min(splits, 1 << max((workspace.numel() // row_bytes).bit_length() - 1, 0))
+    part, part_max, part_sum = (none,) * 3
+    if splits > 1:
+        part, part_max, part_sum = _parts((splits, num_tokens, num_q_heads), head_dim, workspace, q.device)
     block_d = max(power_of_two(head_dim), 16)
 
     def run(config: Config) -> None:
@@ -242,7 +249,7 @@ def paged_attention(
             none if keys.query_start_loc is None else keys.query_start_loc,
             none if keys.kv_start is None else keys.kv_start,
             none if keys.slot_mapping is None else keys.slot_mapping,
-            part if sinks is None else sinks, out, part, part_max, part_sum,
+            none if sinks is None else sinks, out, part, part_max, part_sum,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1),
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), keys.block_table.stride(0),
             k_cache.shape[1], num_tokens, num_q_heads, keys.max_query_len, window or 0, scale * k_scale,
@@ -267,6 +274,19 @@ def paged_attention(
         used = None if keys.query_start_loc is None else keys.query_start_loc[num_reqs:]
         add_parts(part, part_max, part_sum, out, num_used=used, v_scale=v_scale)
     return out
+
+
+def _parts(
+    shape: tuple[int, int, int], head_dim: int, workspace: torch.Tensor | None, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `add_parts` takes, in the workspace if there is one."""
+    rows = math.prod(shape)
+    if workspace is None:
+        made = torch.empty(rows * (head_dim + 2), dtype=torch.float32, device=device)
+    else:
+        made = workspace.view(torch.float32)[: rows * (head_dim + 2)]
+    part, part_max, part_sum = made.split((rows * head_dim, rows, rows))
+    return part.view(*shape, head_dim), part_max.view(shape), part_sum.view(shape)
 
 
 def add_parts(

@@ -1,0 +1,126 @@
+"""Paged attention on this package's own Triton kernels: what FlashInfer refuses.
+
+Nothing is planned but which requests go through the kernel together: it reads lengths, tables and slots on the device,
+so that a captured call follows them, and upper bounds of lengths will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
+from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion_cuda.kernels.cache_write import write_cache
+from trunnion_cuda.kernels.paged_attention import PagedKeys, num_splits, paged_attention, why_not
+from trunnion_cuda.workspaces import float_workspace
+
+WITH_FLOAT8 = (8, 9)
+
+
+def why_not_triton(spec: AttentionSpec) -> str | None:
+    """Why the kernel cannot run layers of this shape, or None if it can."""
+    if spec.cache_dtype not in (None, torch.float8_e4m3fn):
+        return f"the kernel's caches of another dtype are float8_e4m3fn, not {spec.cache_dtype}"
+    if spec.cache_dtype is not None and torch.cuda.get_device_capability() < WITH_FLOAT8:
+        return "the kernel converts float8_e4m3fn from compute capability 8.9 on"
+    return why_not(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Requests that one call of the kernel serves."""
+
+    keys: PagedKeys
+    rows: slice
+    splits: int
+
+
+class TritonAttentionGroup(ReferenceAttentionGroup):
+    """Caches as the reference has them; scores and softmax in float32. Long keys of few decodes are split."""
+
+    def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
+        super().__init__(spec, num_layers, device)
+        self._parts: list[_Part] = []
+        self._num_rows = 0
+        self._slots = torch.empty(0, dtype=torch.int32, device=device)
+        self._num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    @classmethod
+    def why_not_captured(cls, spec: GroupSpec) -> str | None:
+        return None
+
+    def plan(self, step: StepInputs) -> None:
+        """Uniform decodes go through the kernel together, and so does the rest; a full graph has decodes only."""
+        slots, block_table = self.tensors(step.device).slot_mapping, self.tensors(step.device).block_table
+        assert slots is not None and block_table is not None
+        self._slots = slots
+        if step.in_full_graph:
+            count = step.device.seq_lens.shape[0]
+            self._num_rows = slots.shape[0]
+            longest = block_table.shape[1] * self.caches[0]["k_cache"].shape[1]
+            self._parts = [self._decodes(step, count, self._num_rows // count, longest)]
+            return
+        counts = step.counts
+        self._num_rows, self._parts = counts.num_tokens, []
+        if counts.num_decodes:
+            self._parts.append(self._decodes(step, counts.num_decodes, counts.decode_query_len, counts.max_seq_len))
+        if counts.num_reqs > counts.num_decodes:
+            keys = self._keys(step, slice(counts.num_decodes, counts.num_reqs), counts.max_query_len, is_uniform=False)
+            self._parts.append(_Part(keys, slice(0, self._num_rows), splits=1))
+
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionGroup.run`."""
+        k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
+        k_scale, v_scale = self.kv_scales[layer]
+        write_cache(k, v, k_cache, v_cache, self._slots, first_scale=k_scale, second_scale=v_scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+        out[self._num_rows :] = 0
+        for part in self._parts:
+            paged_attention(
+                q[part.rows],
+                k_cache,
+                v_cache,
+                part.keys,
+                scale=self.spec.scale,
+                window=self.spec.window,
+                soft_cap=self.spec.soft_cap,
+                sinks=sinks,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                splits=part.splits,
+                out=out[part.rows],
+                clears=False,
+                workspace=float_workspace(self.device),
+            )
+        return out
+
+    def _decodes(self, step: StepInputs, count: int, query_len: int, longest: int) -> _Part:
+        rows = count * query_len
+        splits = 1
+        if self.spec.window is None:
+            splits = num_splits(longest, count * self.spec.num_kv_heads, self._num_processors)
+        return _Part(self._keys(step, slice(0, count), query_len, is_uniform=True), slice(0, rows), splits)
+
+    def _keys(self, step: StepInputs, requests: slice, max_query_len: int, *, is_uniform: bool) -> PagedKeys:
+        device = self.tensors(step.device)
+        assert device.block_table is not None and device.kv_start is not None
+        bounds = slice(requests.start, requests.stop + 1)
+        return PagedKeys(
+            block_table=device.block_table[requests],
+            seq_lens=step.device.seq_lens[requests],
+            query_start_loc=None if is_uniform else step.device.query_start_loc[bounds],
+            max_query_len=max_query_len,
+            kv_start=device.kv_start[requests],
+            slot_mapping=self._slots,
+        )
