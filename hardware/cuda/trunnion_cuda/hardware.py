@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import torch
 
@@ -156,6 +157,8 @@ def captured_group(spec: GroupSpec) -> type[Group]:
 
 def why_no_kernels() -> str | None:
     """Why Triton cannot launch here, or None."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
     # Absent where the package only says its name.
     from triton import knobs
 
