@@ -14,7 +14,15 @@ import pytest
 import torch
 from tests.matrix.conftest import quick_cards
 
-QUICK = ("llama-quick", "gemma3-quick", "qwen2_5_vl-quick", "deepseek_v2-quick", "qwen3_next-quick")
+QUICK = (
+    "llama-quick",
+    "llama-fp8-blocks",
+    "llama-w8a8",
+    "gemma3-quick",
+    "qwen2_5_vl-quick",
+    "deepseek_v2-quick",
+    "qwen3_next-quick",
+)
 """Families that are not here, qwen2 and qwen3, use operators of llama only."""
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_SECONDS = 280

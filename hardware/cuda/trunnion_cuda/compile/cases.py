@@ -16,6 +16,7 @@ from trunnion_cuda.kernels import (
     moe,
     norm,
     paged_attention,
+    quantised_linear,
     rotary_embedding,
     sampled_ids,
 )
@@ -130,12 +131,23 @@ def _recurrent_decode(length: int) -> object:
     )  # fmt: skip
 
 
+def _quantised_linear(num_tokens: int, dtype: torch.dtype, block: int = 0) -> object:
+    values, weight = _empty(num_tokens, 4096, dtype=dtype), _empty(6144, 4096, dtype=dtype)
+    like = _empty(num_tokens, 4096)
+    if block:
+        scales, weight_scale = _empty(num_tokens, 32, dtype=FP32), _empty(48, 32, dtype=FP32)
+        return quantised_linear.multiply(values, scales, weight, weight_scale, None, like, block, block)
+    scales, weight_scale = _empty(num_tokens, 1, dtype=FP32), _empty(6144, dtype=FP32)
+    return quantised_linear.multiply(values, scales, weight, weight_scale, _empty(6144), like)
+
+
 def cases() -> tuple[Case, ...]:
     """All of them; names are unique."""
     row, weight = _empty(17, 7168), _empty(7168)
     gemm, large_gemm = (tiles("_grouped_gemm_kernel") for tiles in (_small_tiles, _large_tiles))
     decode, prefill = (tiles("_attention_kernel") for tiles in (_small_tiles, _large_tiles))
     chunks = _small_tiles("_inverse_kernel", "_chunks_kernel")
+    linear = _small_tiles("_linear_kernel")
     return (
         Case(name="rms_norm", call=lambda: norm.rms_norm(row, weight, 1e-6, False), quick=True),
         Case(name="rms_norm_heads", call=lambda: norm.rms_norm(_empty(17, 32, 128), _empty(128), 1e-6, True)),
@@ -180,6 +192,17 @@ def cases() -> tuple[Case, ...]:
             _empty(2, 33, 8192), _empty(2, 8192, 3), _empty(8192, 4), None), quick=True),
         Case(name="quantise_groups", call=lambda: block_fp8_gemm.quantise_groups(_empty(17, 7168)),
              architectures=WITH_FP8, quick=True),
+        Case(name="quantise_rows_int8", call=lambda: quantised_linear.quantise_rows(row, torch.int8), quick=True),
+        Case(name="quantise_rows_static", architectures=WITH_FP8, call=lambda: quantised_linear.quantise_rows(
+            row, FP8, scale=_empty(1, dtype=FP32))),
+        Case(name="quantise_rows_groups", architectures=WITH_FP8, call=lambda: quantised_linear.quantise_rows(
+            row, FP8, 128)),
+        Case(name="linear_int8_decode", call=lambda: _quantised_linear(4, torch.int8), mma=linear, quick=True),
+        Case(name="linear_int8_prefill", call=lambda: _quantised_linear(512, torch.int8)),
+        Case(name="linear_fp8_decode", call=lambda: _quantised_linear(4, FP8), architectures=WITH_FP8),
+        Case(name="linear_fp8_blocks", call=lambda: _quantised_linear(4, FP8, 128), architectures=WITH_FP8,
+             quick=True),
+        Case(name="linear_fp8_blocks_prefill", call=lambda: _quantised_linear(512, FP8, 128), architectures=WITH_FP8),
         Case(name="gated_delta_tokens", call=lambda: _delta_rule(8)),
         Case(name="gated_delta_chunks", call=lambda: _delta_rule(1000), mma=chunks, quick=True),
         Case(name="gated_delta_tokens_fp32", call=lambda: _delta_rule(1000, FP32)),

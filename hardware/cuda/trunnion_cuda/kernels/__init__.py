@@ -12,7 +12,15 @@ def kernels() -> Mapping[str, Callable[..., Any]]:
     What a kernel cannot take it declines with a reason (`trunnion.ops.registry.declined`). Triton is imported here and
     not before: whoever only asks for the package's name does without.
     """
-    from trunnion_cuda.kernels import activation, gated_delta, moe, norm, rotary_embedding, sampled_ids
+    from trunnion_cuda.kernels import (
+        activation,
+        gated_delta,
+        moe,
+        norm,
+        quantised_linear,
+        rotary_embedding,
+        sampled_ids,
+    )
 
-    modules = activation, gated_delta, moe, norm, rotary_embedding, sampled_ids
+    modules = activation, gated_delta, moe, norm, quantised_linear, rotary_embedding, sampled_ids
     return {name: function for module in modules for name, function in module.kernels().items()}
