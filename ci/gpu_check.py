@@ -231,6 +231,7 @@ def _count_graphs(executor: Any, report: Any, lines: list[str], *, replays: bool
     counters = executor.counters
     eager = sum(counters.eager.values())
     lines.append(f"{len(report.captured)} captured, {counters.replays} replayed, {eager} eager")
+    lines += [f"{what} missing: {why}" for what, why in report.missing.items() if what == "FlashInfer"]
     lines += [f"{what} on the reference: {why}" for what, why in report.on_reference.items() if what.endswith(" group")]
     if replays and (eager or not counters.replays or not report.captured):
         raise AssertionError(f"{lines[-1]}; {dict(counters.eager)}")

@@ -9,11 +9,12 @@ from collections.abc import Collection
 import pytest
 import torch
 
-from trunnion.interfaces.attention import AttentionSpec
+from trunnion.interfaces.attention import AttentionSpec, MLASpec
 from trunnion_cuda import environment
 from trunnion_cuda.hardware import CudaHardware
 
 SPEC = AttentionSpec(num_qo_heads=4, num_kv_heads=2, head_dim=64, scale=0.125, dtype=torch.bfloat16)
+LATENT = MLASpec(num_qo_heads=16, kv_lora_rank=512, rope_head_dim=64, scale=0.1, dtype=torch.bfloat16)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, modules: Collection[str], commands: Collection[str]) -> None:
@@ -55,8 +56,11 @@ def test_groups_run_elsewhere_without_flashinfer(monkeypatch: pytest.MonkeyPatch
     assert found.__name__ == "FlashInferAttentionGroup" and reason is None
     pretend(monkeypatch, modules=(), commands=("cc",))
     found, reason = CudaHardware().group_class(SPEC)
-    assert found.__name__ != "FlashInferAttentionGroup" and reason == "flashinfer-python is not installed"
-    assert set(warnings()) == {"FlashInfer"}
+    assert found.__name__ == "TritonAttentionGroup" and reason is None, "kernels of this package, not the reference"
+    assert set(warnings()) == {"FlashInfer"}, "what `warm_up` says is missing"
+    found, reason = CudaHardware().group_class(LATENT)
+    assert found.__name__ == "CapturedMLAGroup" and reason is not None
+    assert reason.startswith("flashinfer-python is not installed; ")
 
 
 def test_the_package_is_imported_without_its_libraries() -> None:

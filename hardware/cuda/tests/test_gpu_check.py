@@ -49,7 +49,7 @@ def test_it_runs_over_the_simulated_device(tmp_path: Path) -> None:
     assert rows["pins", "triton"]["result"] == "passed"
     assert "not used (--without-flashinfer)" in rows["packages", "flashinfer"]["detail"]
     assert "0 eager" in rows["matrix", "llama-quick bfloat16 full"]["detail"]
-    assert "flashinfer-python is not installed" in rows["matrix", "llama-quick bfloat16 full"]["detail"]
+    assert "FlashInfer missing: flashinfer-python is not" in rows["matrix", "llama-quick bfloat16 full"]["detail"]
     assert "0 replayed" in rows["matrix", "llama-quick bfloat16 eager"]["detail"]
     (decode,) = (row for (part, _), row in rows.items() if part == "decode")
     assert decode["result"] == "passed" and "ratio" in decode["detail"]

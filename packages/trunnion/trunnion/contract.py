@@ -311,5 +311,7 @@ class WarmUpReport:
     """operator or group -> why the package does not have its own"""
     compiled: dict[str, str] = field(default_factory=dict)
     """kernel -> why it was compiled here, of a package that carries compiled ones"""
+    missing: dict[str, str] = field(default_factory=dict)
+    """library or tool -> what the package, which runs without it, would have it for"""
     seconds: float = 0.0
     bytes: int = 0

@@ -38,6 +38,7 @@ def slow_paths(
         *(f"may run eager, {what}: {why}" for what, why in report.get("eager", {}).items()),
         *(f"on the reference, {what}: {why}" for what, why in report.get("on_reference", {}).items()),
         *(f"compiled, {what}: {why}" for what, why in report.get("compiled", {}).items()),
+        *(f"missing, {what}: {why}" for what, why in report.get("missing", {}).items()),
         *(f"declined, {calls} calls of {name}: {why}" for (name, why), calls in declined.items()),
     ]
 

@@ -208,7 +208,11 @@ class ModelExecutor:
         """
         if self._caches is None:
             raise ValueError("bind_kv_cache or allocate_kv_cache comes before warm_up")
-        report = WarmUpReport(on_reference={**self._groups.on_reference, **self.hardware.on_reference()})
+        problems = [problem for problem in self.hardware.check_environment() if not problem.fatal]
+        report = WarmUpReport(
+            on_reference={**self._groups.on_reference, **self.hardware.on_reference()},
+            missing={problem.what: f"{problem.found}; needed: {problem.needed}" for problem in problems},
+        )
         started = time.perf_counter()
         self.parallel.collectives.join()
         self._runner.warm_up(report, self._inputs)
