@@ -133,7 +133,7 @@ def _check(table: Table, options: argparse.Namespace) -> None:
         sys.modules["flashinfer"] = None  # type: ignore[assignment]
     _machine(table, hidden)
     if find_spec("triton") is None:
-        table.add("packages", "triton", SKIPPED, "not installed: trunnion-cuda cannot run without it")
+        table.add("packages", "triton", SKIPPED, "not installed: what would run on the reference is left out here")
         return
     shape = SMALL if options.simulated else LARGE
     what = f"{shape.requests} x {shape.context} tokens, {shape.layers} x {shape.hidden}, bfloat16"

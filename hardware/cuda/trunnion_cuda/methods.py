@@ -1,4 +1,4 @@
-"""Linear layers and experts: the reference's unquantised methods, whose products torch sends to cuBLAS."""
+"""Linear layers and experts: the reference's methods, whose products are cuBLAS's or operators with kernels here."""
 
 from __future__ import annotations
 
