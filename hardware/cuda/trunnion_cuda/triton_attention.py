@@ -13,17 +13,16 @@ import torch
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion_cuda.kernels.cache_write import write_cache
+from trunnion_cuda.kernels.launch import FLOAT8_CAPABILITY
 from trunnion_cuda.kernels.paged_attention import PagedKeys, num_splits, paged_attention, why_not
 from trunnion_cuda.workspaces import float_workspace
-
-WITH_FLOAT8 = (8, 9)
 
 
 def why_not_triton(spec: AttentionSpec) -> str | None:
     """Why the kernel cannot run layers of this shape, or None if it can."""
     if spec.cache_dtype not in (None, torch.float8_e4m3fn):
         return f"the kernel's caches of another dtype are float8_e4m3fn, not {spec.cache_dtype}"
-    if spec.cache_dtype is not None and torch.cuda.get_device_capability() < WITH_FLOAT8:
+    if spec.cache_dtype is not None and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
         return "the kernel converts float8_e4m3fn from compute capability 8.9 on"
     return why_not(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
 

@@ -18,8 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from trunnion.ops.quantised import TINY
 from trunnion_cuda.kernels.launch import WITH_FP8, ceil_div, launch, power_of_two
-from trunnion_cuda.kernels.norm import TINY, quantise
+from trunnion_cuda.kernels.norm import quantise
 from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = WITH_FP8

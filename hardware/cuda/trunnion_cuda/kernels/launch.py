@@ -15,6 +15,8 @@ EVERY_ARCHITECTURE = (SM80, SM90A, SM100A, SM120A)
 """Ampere, Hopper, Blackwell for data centres, Blackwell for workstations."""
 WITH_FP8 = (SM90A, SM100A, SM120A)
 """Those whose tensor cores and conversions know e4m3."""
+FLOAT8_CAPABILITY = (8, 9)
+"""Compute capability from which there are any."""
 
 
 @dataclass(frozen=True, slots=True)

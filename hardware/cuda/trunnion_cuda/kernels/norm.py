@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from trunnion.ops.quantised import LARGEST, TINY
 from trunnion.ops.registry import decline
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
 from trunnion_cuda.kernels.tuning import TUNER, Config, Space
@@ -30,9 +31,6 @@ SPACE = Space(
     ),
 )
 """ELEMENTS: short rows share a program until it has as many."""
-QUANTISED_MAX = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-TINY = 1e-12
-"""Least scale: a row of zeros has one too."""
 
 
 @triton.jit
@@ -143,7 +141,7 @@ def _run(
             out if total is None else total, out if scales is None else scales,
             size, num_rows, max(inner, 1), *strides, eps,
             ADDS=residual is not None, GATED=gate is not None, UNIT_OFFSET=unit_offset, GROUP=group,
-            Q_MAX=QUANTISED_MAX.get(out.dtype, 1.0), IS_INT=out.dtype == torch.int8, TINY=TINY, ROWS=rows, BLOCK=block,
+            Q_MAX=LARGEST.get(out.dtype, 1.0), IS_INT=out.dtype == torch.int8, TINY=TINY, ROWS=rows, BLOCK=block,
             **options,
         )  # fmt: skip
 
@@ -204,8 +202,8 @@ def rms_norm_quantised(
         ValueError: a dtype, row or group that cannot be.
     """
     size, group = x.shape[-1], group_size
-    if dtype not in QUANTISED_MAX:
-        raise ValueError(f"cannot quantise to {dtype}; choices: {', '.join(map(str, QUANTISED_MAX))}")
+    if dtype not in LARGEST:
+        raise ValueError(f"cannot quantise to {dtype}; choices: {', '.join(map(str, LARGEST))}")
     if group is not None and (size % group or group != power_of_two(group)):
         raise ValueError(f"groups of {group} do not divide rows of {size} into powers of two")
     reason = _why_not(x, weight, *([] if residual is None else [residual]))

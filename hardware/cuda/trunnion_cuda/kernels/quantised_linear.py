@@ -18,13 +18,12 @@ import triton.language as tl
 
 from trunnion.ops.quantised import LARGEST, TINY
 from trunnion.ops.registry import decline
-from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
+from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, FLOAT8_CAPABILITY, ceil_div, launch, power_of_two
 from trunnion_cuda.kernels.norm import quantise
 from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
 """Weights in e4m3 need a later one than sm_80."""
-WITH_FLOAT8 = (8, 9)
 MAX_SIZE = 32768
 """Longest row that stays in registers while it is quantised."""
 SPACE = Space(
@@ -154,7 +153,7 @@ def _why_not(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) 
         return f"rows longer than {MAX_SIZE}"
     if weight.dtype not in LARGEST:
         return f"weights in {weight.dtype}"
-    if weight.dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability() < WITH_FLOAT8:
+    if weight.dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
         return "float8_e4m3fn before compute capability 8.9"
     if not (weight.is_contiguous() and weight_scale.is_contiguous()) or x.stride(-1) != 1:
         return "a strided weight, or features that are not neighbours"

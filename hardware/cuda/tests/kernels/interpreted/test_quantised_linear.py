@@ -20,6 +20,7 @@ Randn = Callable[..., torch.Tensor]
 def a_late_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that multiplies e4m3: the interpreter has no device to ask."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    registry.OPERATORS.reset_declined()
 
 
 @DTYPES
