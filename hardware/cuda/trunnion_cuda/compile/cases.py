@@ -10,7 +10,6 @@ import torch
 
 from trunnion_cuda.kernels import (
     activation,
-    block_fp8_gemm,
     cache_write,
     gated_delta,
     moe,
@@ -18,6 +17,8 @@ from trunnion_cuda.kernels import (
     paged_attention,
     quantised_linear,
     rotary_embedding,
+    routing,
+    row_quantisation,
     sampled_ids,
 )
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, SM80, SM90A, SM100A, SM120A, WITH_FP8
@@ -172,8 +173,8 @@ def cases() -> tuple[Case, ...]:
         Case(name="write_cache_fp8", call=lambda: _write(FP8), architectures=WITH_FP8),
         Case(name="take_sampled", call=lambda: sampled_ids.take_sampled(_ints(300), _ints(17)), quick=True),
         Case(name="pad_rows", call=lambda: sampled_ids.pad_rows(_ints(64, 17), _ints(1), None)),
-        Case(name="topk_softmax", call=lambda: moe.topk_softmax(_empty(17, 128), 8, True), quick=True),
-        Case(name="grouped_topk", call=lambda: moe.grouped_topk(_empty(17, 160), 6, 8, 3, False)),
+        Case(name="topk_softmax", call=lambda: routing.topk_softmax(_empty(17, 128), 8, True), quick=True),
+        Case(name="grouped_topk", call=lambda: routing.grouped_topk(_empty(17, 160), 6, 8, 3, False)),
         Case(name="fused_experts_decode", call=lambda: _experts(4), mma=gemm, quick=True),
         Case(name="fused_experts_prefill", call=lambda: _experts(4096), mma=large_gemm),
         Case(name="fused_experts_mixed", call=lambda: _experts(512), mma={}),
@@ -190,13 +191,11 @@ def cases() -> tuple[Case, ...]:
         Case(name="attention_prefill_fp32", call=lambda: _attention(128, heads=(8, 4, 64), dtype=FP32), mma=decode),
         Case(name="causal_conv1d_silu", call=lambda: gated_delta.causal_conv1d_silu(
             _empty(2, 33, 8192), _empty(2, 8192, 3), _empty(8192, 4), None), quick=True),
-        Case(name="quantise_groups", call=lambda: block_fp8_gemm.quantise_groups(_empty(17, 7168)),
-             architectures=WITH_FP8, quick=True),
-        Case(name="quantise_rows_int8", call=lambda: quantised_linear.quantise_rows(row, torch.int8), quick=True),
-        Case(name="quantise_rows_static", architectures=WITH_FP8, call=lambda: quantised_linear.quantise_rows(
+        Case(name="quantise_rows_int8", call=lambda: row_quantisation.quantise_rows(row, torch.int8), quick=True),
+        Case(name="quantise_rows_static", architectures=WITH_FP8, call=lambda: row_quantisation.quantise_rows(
             row, FP8, scale=_empty(1, dtype=FP32))),
-        Case(name="quantise_rows_groups", architectures=WITH_FP8, call=lambda: quantised_linear.quantise_rows(
-            row, FP8, 128)),
+        Case(name="quantise_rows_groups", architectures=WITH_FP8, call=lambda: row_quantisation.quantise_rows(
+            row, FP8, 128), quick=True),
         Case(name="linear_int8_decode", call=lambda: _quantised_linear(4, torch.int8), mma=linear, quick=True),
         Case(name="linear_int8_prefill", call=lambda: _quantised_linear(512, torch.int8)),
         Case(name="linear_fp8_decode", call=lambda: _quantised_linear(4, FP8), architectures=WITH_FP8),

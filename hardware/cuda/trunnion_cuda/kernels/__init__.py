@@ -19,8 +19,9 @@ def kernels() -> Mapping[str, Callable[..., Any]]:
         norm,
         quantised_linear,
         rotary_embedding,
+        routing,
         sampled_ids,
     )
 
-    modules = activation, gated_delta, moe, norm, quantised_linear, rotary_embedding, sampled_ids
+    modules = activation, gated_delta, moe, norm, quantised_linear, rotary_embedding, routing, sampled_ids
     return {name: function for module in modules for name, function in module.kernels().items()}

@@ -29,6 +29,13 @@ def silu(x):
 
 
 @triton.jit
+def gated_by_silu(gate, up, dtype: tl.constexpr):
+    """`silu(gate) * up` in float32 of what is rounded to `dtype` after each step, as the reference does."""
+    opened = silu(gate.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    return opened * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def gelu_tanh(x):
     """`x / 2 (1 + tanh(u))` is `x sigmoid(2 u)`."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))

@@ -15,12 +15,8 @@ import importlib
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
-from trunnion.ops.quantised import TINY
-from trunnion_cuda.kernels.launch import WITH_FP8, ceil_div, launch, power_of_two
-from trunnion_cuda.kernels.norm import quantise
+from trunnion_cuda.kernels.launch import WITH_FP8, ceil_div
 from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = WITH_FP8
@@ -102,41 +98,6 @@ def _compiled(num_columns: int, depth: int, config: tuple[int, int, int, int]) -
 def settings(config: Config) -> tuple[int, int, int, int]:
     """The last arguments of `program`."""
     return config["M"], config["N"], 32 * config.num_warps, config.num_stages
-
-
-@triton.jit
-def _quantise_kernel(
-    x, values, scales, num_groups, x_row,
-    Q_MAX: tl.constexpr, TINY: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    mask = (group < num_groups)[:, None] & (tl.arange(0, GROUP) >= 0)[None, :]
-    block = tl.load(x + row * x_row + at, mask=mask, other=0.0).to(tl.float32)
-    scaled, scale = quantise(tl.expand_dims(block, 0), Q_MAX, TINY, False)
-    scaled = tl.reshape(scaled, [GROUPS, GROUP])
-    tl.store(values + row * num_groups * GROUP + at, scaled.to(values.dtype.element_ty), mask=mask)
-    tl.store(scales + row * num_groups + group, tl.reshape(scale, [GROUPS]), mask=group < num_groups)
-
-
-def quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K] -> e4m3 values [T, K], scales [T, K / 128] float32, whose product is x rounded.
-
-    Raises:
-        ValueError: K that 128 does not divide, or strided features.
-    """
-    num_tokens, depth = x.shape
-    if depth % GROUP or x.stride(1) != 1:
-        raise ValueError(f"cannot quantise rows of {depth} features and stride {x.stride(1)} in groups of {GROUP}")
-    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((num_tokens, depth // GROUP), dtype=torch.float32, device=x.device)
-    groups = min(power_of_two(depth // GROUP), 16)
-    launch(
-        _quantise_kernel, (num_tokens, ceil_div(depth // GROUP, groups)),
-        x, values, scales, depth // GROUP, x.stride(0), Q_MAX=448.0, TINY=TINY, GROUP=GROUP, GROUPS=groups,
-    )  # fmt: skip
-    return values, scales
 
 
 def block_fp8_gemm(

@@ -16,6 +16,7 @@ import triton.language as tl
 from trunnion.ops.quantised import LARGEST, TINY
 from trunnion.ops.registry import decline
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
+from trunnion_cuda.kernels.row_quantisation import quantise
 from trunnion_cuda.kernels.tuning import TUNER, Config, Space
 
 ARCHITECTURES = EVERY_ARCHITECTURE
@@ -31,18 +32,6 @@ SPACE = Space(
     ),
 )
 """ELEMENTS: short rows share a program until it has as many."""
-
-
-@triton.jit
-def quantise(rows, Q_MAX: tl.constexpr, TINY: tl.constexpr, IS_INT: tl.constexpr):
-    """rows [R, G, N] float32 -> (values within Q_MAX, rounded to even if IS_INT, [R, G] scales)."""
-    scale = tl.maximum(tl.max(tl.abs(rows), axis=2) / Q_MAX, TINY)
-    scaled = rows / tl.expand_dims(scale, 2)
-    scaled = tl.minimum(tl.maximum(scaled, -Q_MAX), Q_MAX)
-    if IS_INT:
-        # 1.5 * 2 ** 23: adding it leaves no bits for a fraction.
-        scaled = (scaled + 12582912.0) - 12582912.0
-    return scaled, scale
 
 
 @triton.jit

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trunnion.ops import registry
-from trunnion_cuda.kernels import moe
+from trunnion_cuda.kernels import expert_blocks, moe, routing
+from trunnion_cuda.kernels.tuning import Config
 
 REFERENCE = registry.OPERATORS.reference
 CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 3e-2, "atol": 2e-2}}
@@ -24,7 +25,7 @@ def test_topk_softmax(
     # A permutation per row: bfloat16 would make ties of neighbours.
     order = torch.argsort(randn(num_tokens, experts), dim=-1)
     logits = (order * 0.25 - 3).to(dtype)
-    got, want = (f(logits, top_k, renormalize) for f in (moe.topk_softmax, REFERENCE("topk_softmax")))
+    got, want = (f(logits, top_k, renormalize) for f in (routing.topk_softmax, REFERENCE("topk_softmax")))
     torch.testing.assert_close(got[0], want[0])
     assert torch.equal(got[1], want[1])
 
@@ -34,7 +35,7 @@ def test_topk_softmax(
 )
 def test_grouped_topk(randn: Randn, experts: int, groups: int, top_groups: int, top_k: int) -> None:
     args = randn(6, experts), top_k, groups, top_groups, True
-    got, want = moe.grouped_topk(*args), REFERENCE("grouped_topk")(*args)
+    got, want = routing.grouped_topk(*args), REFERENCE("grouped_topk")(*args)
     torch.testing.assert_close(got[0], want[0])
     assert torch.equal(got[1], want[1])
 
@@ -42,14 +43,14 @@ def test_grouped_topk(randn: Randn, experts: int, groups: int, top_groups: int, 
 def test_a_row_of_nan_names_experts_that_exist(randn: Randn) -> None:
     logits = randn(3, 6)
     logits[1] = float("nan")
-    weights, ids = moe.topk_softmax(logits, 3, True)
+    weights, ids = routing.topk_softmax(logits, 3, True)
     assert weights[1].isnan().all() and ids[1].sort().values.tolist() == [0, 1, 2]
     want = REFERENCE("topk_softmax")(logits[[0, 2]], 3, True)
     assert torch.equal(ids[[0, 2]], want[1])
 
 
 def test_equal_scores_take_the_lower_expert() -> None:
-    assert moe.topk_softmax(torch.zeros(1, 5), 3, False)[1].tolist() == [[0, 1, 2]]
+    assert routing.topk_softmax(torch.zeros(1, 5), 3, False)[1].tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_every_choice_lies_in_one_block_of_its_expert(num_tokens: int, experts: 
     torch.manual_seed(num_tokens)
     ids = torch.rand(num_tokens, experts).topk(top_k).indices
     ids[0, 0] = -1
-    blocks = moe.sort_by_expert(ids, experts, size)
+    blocks = expert_blocks.sort_by_expert(ids, experts, size)
     flat, seen = ids.flatten(), []
     used = int((blocks.experts >= 0).sum())
     for block, expert in enumerate(blocks.experts[:used].tolist()):
@@ -94,7 +95,7 @@ def test_fused_experts(
 @pytest.mark.nightly
 @pytest.mark.parametrize("config", moe.SPACE.configs, ids=lambda config: str(dict(config.blocks)))
 def test_fused_experts_with_every_configuration(
-    randn: Randn, config: moe.Config, force_configuration: Callable[..., None]
+    randn: Randn, config: Config, force_configuration: Callable[..., None]
 ) -> None:
     args = inputs(randn, 150, 3, 72, 70, 2, torch.bfloat16)
     force_configuration(moe, config)

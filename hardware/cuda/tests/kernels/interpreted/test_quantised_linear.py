@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trunnion.ops import quantised, registry
-from trunnion_cuda.kernels import quantised_linear
+from trunnion_cuda.kernels import quantised_linear, row_quantisation
 from trunnion_cuda.kernels.tuning import Config
 
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
@@ -30,7 +30,7 @@ def test_quantised_rows_are_the_references(
 ) -> None:
     x = 5 * randn(*shape)
     x[:1] = 0
-    values, scales = quantised_linear.quantise_rows(x, dtype, group)
+    values, scales = row_quantisation.quantise_rows(x, dtype, group)
     wanted = quantised.quantise(x, dtype, group)
     assert torch.equal(values.float(), wanted[0].float())
     torch.testing.assert_close(scales, wanted[1], rtol=1e-6, atol=0)
@@ -39,7 +39,7 @@ def test_quantised_rows_are_the_references(
 @DTYPES
 def test_a_static_scale_cuts_what_is_beyond_it(randn: Randn, dtype: torch.dtype) -> None:
     x, scale = 50 * randn(4, 40), torch.tensor([0.1])
-    values, scales = quantised_linear.quantise_rows(x, dtype, scale=scale)
+    values, scales = row_quantisation.quantise_rows(x, dtype, scale=scale)
     assert torch.equal(values.float(), quantised.quantise(x, dtype, None, scale)[0].float())
     assert (scales == scale).all() and values.float().abs().max() == quantised.LARGEST[dtype]
 
