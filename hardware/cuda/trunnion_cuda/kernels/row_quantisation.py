@@ -21,8 +21,8 @@ MAX_SIZE = 32768
 
 @triton.jit
 def rounded(scaled, Q_MAX: tl.constexpr, IS_INT: tl.constexpr):
-    """Within Q_MAX, and whole if IS_INT, ties to even."""
-    scaled = tl.minimum(tl.maximum(scaled, -Q_MAX), Q_MAX)
+    """Within Q_MAX, and whole if IS_INT, ties to even; NaN stays NaN."""
+    scaled = tl.clamp(scaled, -Q_MAX, Q_MAX, propagate_nan=tl.PropagateNan.ALL)
     if IS_INT:
         # 1.5 * 2 ** 23: adding it leaves no bits for a fraction.
         scaled = (scaled + 12582912.0) - 12582912.0
@@ -31,8 +31,10 @@ def rounded(scaled, Q_MAX: tl.constexpr, IS_INT: tl.constexpr):
 
 @triton.jit
 def quantise(rows, Q_MAX: tl.constexpr, TINY: tl.constexpr, IS_INT: tl.constexpr):
-    """rows [R, G, N] float32 -> (values as `rounded`, [R, G] scales)."""
-    scale = tl.maximum(tl.max(tl.abs(rows), axis=2) / Q_MAX, TINY)
+    """rows [R, G, N] float32 -> (values as `rounded`, [R, G] scales); the scale of what is not finite is NaN."""
+    # A maximum on a device passes NaN over.
+    largest = tl.max(tl.where(rows == rows, tl.abs(rows), float("inf")), axis=2)
+    scale = tl.where(largest < float("inf"), tl.maximum(largest / Q_MAX, TINY), float("nan"))
     return rounded(rows / tl.expand_dims(scale, 2), Q_MAX, IS_INT), scale
 
 

@@ -45,6 +45,27 @@ def test_a_static_scale_cuts_what_is_beyond_it(randn: Randn, dtype: torch.dtype)
 
 
 @DTYPES
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_has_no_scale(randn: Randn, value: float, dtype: torch.dtype) -> None:
+    """Then nor has what it is multiplied into; other groups, and other rows, are as they were."""
+    x = randn(3, 64)
+    wanted = row_quantisation.quantise_rows(x, dtype, 32)
+    x[1, 40] = value
+    values, scales = row_quantisation.quantise_rows(x, dtype, 32)
+    assert scales[1, 1].isnan() and quantised.quantise(x, dtype, 32)[1][1, 1].isfinite().logical_not()
+    kept = torch.tensor([[True, True], [True, False], [True, True]])
+    assert torch.equal(scales[kept], wanted[1][kept])
+    assert torch.equal(*(of.float().unflatten(-1, (2, 32))[kept] for of in (values, wanted[0])))
+
+
+def test_a_row_of_nan_stays_in_its_row(randn: Randn) -> None:
+    x, (weight, scale) = randn(3, 40), quantised.quantise(randn(6, 40), INT8)
+    x[1, 3] = float("nan")
+    got = quantised_linear.w8a8_linear(x, weight, scale[:, 0].contiguous(), None, None)
+    assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
+
+
+@DTYPES
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 5, 40), (17, 70, 130), (33, 16, 256), (0, 8, 32)], ids=str)
 def test_scales_per_row(randn: Randn, rows: int, columns: int, depth: int, is_static: bool, dtype: torch.dtype) -> None:
