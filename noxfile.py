@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -42,7 +42,7 @@ nox.options.error_on_external_run = True
 DEFAULT_HARDWARE = "cpu"
 DEFAULT_PROMPT = "What is the capital of France?"
 HARDWARE = sorted(path.parent.name for path in (ROOT / "hardware").glob("*/pyproject.toml"))
-PER_HARDWARE = ("tests/conformance", "tests/matrix")
+PER_HARDWARE = ("tests/matrix", "tests/conformance")
 """Suites that take `--hardware NAME`."""
 SIMULATED = "tests/simulators/trunnion_sim"
 """A hardware package over the capture simulator; it is named by its folder and never installed."""
@@ -96,8 +96,7 @@ def nightly(session: nox.Session) -> None:
     """Run every test with every card on the embedded default, then build and try its wheels."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests", "lint", "wheels")
     reports = fresh_folder("nightly")
-    for folder in (*_suites(DEFAULT_HARDWARE), "tests/simulators"):
-        _pytest(env, folder, reports)
+    _pytest(env, [*_suites(DEFAULT_HARDWARE), "tests/simulators"], reports)
     _build_and_try_wheels(env, reports)
     _finish(session, "nightly")
 
@@ -107,8 +106,7 @@ def test_simulators(session: nox.Session) -> None:
     """Run the capture simulator's tests, and the matrix on it: a simulation, which proves no real device."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
     reports = fresh_folder("test-simulators")
-    _pytest(env, "tests/simulators", reports, *QUICK)
-    _pytest(env, "tests/matrix", reports, *QUICK, hardware=SIMULATED)
+    _pytest(env, ["tests/matrix", "tests/simulators"], reports, *QUICK, hardware=SIMULATED)
     _finish(session, "test-simulators")
 
 
@@ -116,7 +114,7 @@ def test_simulators(session: nox.Session) -> None:
 def mutate_sim(session: nox.Session) -> None:
     """Plant each fault of tests/mutations in a copy, and see that the test it names turns red."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
-    _pytest(env, "tests/mutations", fresh_folder("mutate-sim"), *session.posargs)
+    _pytest(env, ["tests/mutations"], fresh_folder("mutate-sim"), *session.posargs)
     _finish(session, "mutate-sim")
 
 
@@ -138,8 +136,7 @@ def define_hardware_sessions(hardware: str) -> None:
             plugin, variables = _simulator(hardware)
             env.run("python", "-m", "pytest", *plugin, *session.posargs, env=variables)
             return
-        for folder in _suites(hardware):
-            _pytest(env, folder, reports, *QUICK)
+        _pytest(env, _suites(hardware), reports, *QUICK)
         _finish(session, f"test-{hardware}")
 
     test.__doc__ = f"Run the tests that every change must pass, on {hardware}."
@@ -150,7 +147,7 @@ def define_hardware_sessions(hardware: str) -> None:
         def mutate(session: nox.Session) -> None:
             env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit")
             patches = ("--patches", f"hardware/{hardware}/tests/mutations")
-            _pytest(env, "tests/mutations", fresh_folder(f"mutate-{hardware}"), *patches, *session.posargs)
+            _pytest(env, ["tests/mutations"], fresh_folder(f"mutate-{hardware}"), *patches, *session.posargs)
             _finish(session, f"mutate-{hardware}")
 
         mutate.__doc__ = f"Plant each fault of {hardware} in a copy, and see that the test it names turns red."
@@ -177,18 +174,21 @@ def define_hardware_sessions(hardware: str) -> None:
 def _suites(hardware: str) -> list[str]:
     """Test folders of one hardware; the common ones run on the embedded default only."""
     common = [folder for folder in COMMON if folder not in APART] if hardware == DEFAULT_HARDWARE else []
-    folders = [*common, *PER_HARDWARE, f"hardware/{hardware}/tests"]
+    folders = [*PER_HARDWARE, *common, f"hardware/{hardware}/tests"]
     return [folder for folder in folders if (ROOT / folder).is_dir()]
 
 
-def _pytest(env: Environment, folder: str, reports: Path, *options: str, hardware: str = "") -> None:
-    """One pytest process for one folder; its result is the report it leaves, and none is a failure."""
-    path = reports / f"{folder.replace('/', '-')}.xml"
-    name = ("--hardware", hardware or env.hardware) if folder in PER_HARDWARE else ()
+def _pytest(env: Environment, folders: Sequence[str], reports: Path, *options: str, hardware: str = "") -> None:
+    """One process per folder, side by side; the result of each is the report it leaves, and none is a failure."""
     plugin, variables = _simulator(env.hardware)
-    options = (*plugin, *options, f"--junitxml={path}", "-o", f"junit_suite_name={folder}")
-    succeeded = _succeeds(env, "python", "-m", "pytest", "-q", folder, *name, *options, variables=variables)
-    Report.confirm(path, folder, succeeded)
+    commands, paths = {}, {}
+    for folder in folders:
+        paths[folder] = reports / f"{folder.replace('/', '-')}.xml"
+        name = ("--hardware", hardware or env.hardware) if folder in PER_HARDWARE else ()
+        report = (f"--junitxml={paths[folder]}", "-o", f"junit_suite_name={folder}")
+        commands[folder] = ("python", "-m", "pytest", "-q", folder, *name, *plugin, *options, *report)
+    for folder, succeeded in env.run_side_by_side(commands, variables).items():
+        Report.confirm(paths[folder], folder, succeeded)
 
 
 def _simulator(hardware: str) -> tuple[tuple[str, ...], Mapping[str, str]]:

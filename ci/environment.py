@@ -14,16 +14,20 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nox
 
+from side_by_side import run_side_by_side
+
 ROOT = Path(__file__).resolve().parent.parent
 HOST_SUFFIXES = {".c", ".cc", ".cmake", ".cpp", ".h", ".hpp", ".py", ".txt"}
 MINIMUM_PYTHON = (3, 11)
+MOST_AT_ONCE = 2
+"""Processes of tests side by side: each has a torch of its own in memory."""
 
 CUDA_NOTICE = """\
 pip is about to install a CUDA build of torch {version}: several gigabytes that a CPU does not need.
@@ -113,13 +117,24 @@ class Environment:
         self.stamps = self.folder / "layers.json"
 
     def run(self, *arguments: str, env: Mapping[str, str | None] | None = None, **options: Any) -> Any:
-        """Run one of the environment's executables, with the others first on PATH and its toolkit's last."""
+        """Run one of the environment's executables."""
+        variables = {**self.variables(), "PYTHONPATH": None, **(env or {})}
+        command = str(self.bin / arguments[0])
+        return self.session.run(command, *arguments[1:], env=variables, external=True, **options)
+
+    def run_side_by_side(self, commands: Mapping[str, Sequence[str]], env: Mapping[str, str]) -> dict[str, bool]:
+        """Run several, two at a time where there are cores for it; by name, whether each succeeded."""
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables = {**inherited, **self.variables(), **env}
+        found = {name: (str(self.bin / command[0]), *command[1:]) for name, command in commands.items()}
+        return run_side_by_side(found, variables, at_once=min(MOST_AT_ONCE, os.cpu_count() or 1))
+
+    def variables(self) -> dict[str, str]:
+        """What the environment's executables need: the others first on PATH, its toolkit's last."""
         # Where the distributions of a toolkit have their commands; one that was on PATH already stays before them.
         toolkit = map(str, sorted(self.folder.glob("lib/python*/site-packages/nvidia/*/bin")))
         path = os.pathsep.join((str(self.bin), os.environ["PATH"], *toolkit))
-        variables = {"PATH": path, "VIRTUAL_ENV": str(self.folder), "PYTHONPATH": None, **(env or {})}
-        command = str(self.bin / arguments[0])
-        return self.session.run(command, *arguments[1:], env=variables, external=True, **options)
+        return {"PATH": path, "VIRTUAL_ENV": str(self.folder)}
 
     def prepare(self, *names: str) -> Environment:
         """Install the layers of `names` that are not installed as they should be."""

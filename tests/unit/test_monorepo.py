@@ -20,6 +20,7 @@ import environment
 import import_contracts
 import reports
 import versions
+from side_by_side import run_side_by_side
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {dist.name: dist for dist in versions.distributions(ROOT)}
@@ -281,6 +282,19 @@ class TestSessions:
         (tmp_path / "toyc").chmod(0o755)
         assert environment.missing_toolkits(table, "toy") == []
         assert environment.layers(ROOT, "cpu")["toolkit"].arguments == ()
+
+
+class TestSideBySide:
+    def test_as_many_as_allowed_run_at_once(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        """Each of the first two ends only once it has seen the other; the third finds both gone."""
+        wait = "import pathlib, sys, time; own, other = map(pathlib.Path, sys.argv[1:]); own.touch()\n"
+        wait += "while not other.exists(): time.sleep(0.01)\nprint('seen'); sys.exit(own.name == 'b')"
+        names = {name: str(tmp_path / name) for name in "abc"}
+        pairs = {"a": "ab", "b": "ba", "c": "ca"}
+        commands = {k: (sys.executable, "-c", wait, *(names[name] for name in pair)) for k, pair in pairs.items()}
+        assert run_side_by_side(commands, {}, at_once=2) == {"a": True, "b": False, "c": True}
+        lines = capfd.readouterr().out.splitlines()
+        assert sorted(lines) == sorted(f"[{name}] {word}" for name in "abc" for word in ("started", "seen"))
 
 
 class TestReports:
