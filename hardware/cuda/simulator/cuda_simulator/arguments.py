@@ -202,20 +202,25 @@ def integers(address: int, count: int) -> Any:
     return (c_int32 * count).from_address(address)
 
 
+def page_numbers(cache: PagedCache, request: int, first: int, last: int) -> list[int]:
+    """The pages in which tokens `first` ... `last` - 1 of a request lie."""
+    size = cache.page_size.value
+    begin = integers(cache.indptr, request + 1)[request]
+    wanted = range(first // size, -(-last // size)) if last > first else range(0)
+    return [integers(cache.indices, begin + index + 1)[begin + index] for index in wanted]
+
+
 def pages(
     cache: PagedCache, request: int, first: int, last: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of tokens `first` ... `last` - 1 of a request: [n, num_heads, head_dim] each."""
-    size = cache.page_size.value
-    begin = integers(cache.indptr, request + 1)[request]
+    size, numbers = cache.page_size.value, page_numbers(cache, request, first, last)
     shape = (size, cache.num_heads, cache.head_dim)
     sides = []
     for data, page, token, head in (
         (cache.k_data, cache.stride_page, cache.stride_n, cache.stride_h),
         (cache.v_data, cache.v_stride_page, cache.v_stride_n, cache.v_stride_h),
     ):
-        wanted = range(first // size, -(-last // size)) if last > first else range(0)
-        numbers = [integers(cache.indices, begin + index + 1)[begin + index] for index in wanted]
         found = [array(data, shape, dtype, number * page, (token, head, 1)) for number in numbers]
         rows = torch.cat(found) if found else torch.empty(0, *shape[1:], dtype=dtype)
         skipped = first - (first // size) * size

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from ctypes import c_bool, c_float, c_uint32, c_void_p
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cuda_simulator.arguments import Dtypes, FastDivisor, array, copy_of, integers
-from cuda_simulator.softmax import attend, merge_partials
+from cuda_simulator.softmax import LOG2E, attend, merge_partials
 
 KERNEL = "BatchMLAPagedAttentionKernel"
 TILE_ROWS = 64
@@ -47,24 +49,34 @@ class LatentParams(ctypes.Structure):
     )
 
 
-def latent_launch(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any) -> Callable[[], None]:
+def latent_launch(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any) -> _Call:
     """The stand-in of a launch of `KERNEL`."""
     traits = re.search(r"KernelTraitsILb(\d)ELj\d+ELb\dELj(\d+)ELj(\d+)ELj64ELj(\d+)E", name)
     assert traits is not None, f"kernel traits in {name}"
     latent, rope, tile_keys = (int(traits[group]) for group in (2, 3, 4))
-    call = _Call(copy_of(LatentParams, arguments[0]), dtypes, latent, rope, tile_keys, is_causal=traits[1] == "1")
-    return lambda: _latent(call, grid)
+    params = copy_of(LatentParams, arguments[0])
+    return _Call(params, dtypes, grid, latent, rope, tile_keys, is_causal=traits[1] == "1")
 
 
+@dataclass(frozen=True)
 class _Call:
     """A launch's arguments and template arguments."""
 
-    def __init__(
-        self, params: LatentParams, dtypes: Dtypes, latent: int, rope: int, tile_keys: int, *, is_causal: bool
-    ) -> None:
-        self.params, self.dtypes, self.latent, self.rope, self.is_causal = params, dtypes, latent, rope, is_causal
-        self.tile_keys = tile_keys
-        self.heads = params.num_heads.value
+    params: LatentParams
+    dtypes: Dtypes
+    grid: Sequence[int]
+    latent: int
+    rope: int
+    tile_keys: int
+    is_causal: bool
+    reads: Counter[int] = field(default_factory=Counter)
+
+    def __call__(self) -> None:
+        _latent(self, self.grid)
+
+    @property
+    def heads(self) -> int:
+        return int(self.params.num_heads.value)
 
     def queries(self, first: int, count: int) -> torch.Tensor:
         """Rows `first` ... of the step's queries, both parts: [count, H, latent + rope] float32."""
@@ -80,6 +92,8 @@ class _Call:
         rows = []
         for key in range(first, last):
             number = integers(p.kv_indices, page + key // size + 1)[page + key // size]
+            if key in (first, key // size * size):
+                self.reads[number] += 1
             latent, rope = number * p.ckv_stride_page, number * p.kpe_stride_page
             latent, rope = latent + key % size * p.ckv_stride_n, rope + key % size * p.kpe_stride_n
             parts = (p.ckv, self.latent, latent), (p.kpe, self.rope, rope)
@@ -123,15 +137,20 @@ def _work(call: _Call, index: int, num_tiles: int) -> None:
             query, head = divmod(at, heads)
             found = out[query - int(queries[0]), 0, head], lse[query - int(queries[0]), 0, head]
             if partial == -1:
-                _final(call, row + query, head).copy_(found[0])
+                _write(call, row + query, head, *found)
             else:
                 array(p.partial_o, (call.latent,), call.dtypes.o, (partial + number) * call.latent).copy_(found[0])
                 array(p.partial_lse, (1,), torch.float32, partial + number).copy_(found[1])
 
 
-def _final(call: _Call, query: int, head: int) -> torch.Tensor:
+def _write(call: _Call, query: int, head: int, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """out [latent] and its log2-sum-exp, which is written where the launch says, to the base that it says."""
     p = call.params
-    return array(p.final_o, (call.latent,), call.dtypes.o, query * p.o_stride_n + head * p.o_stride_h)
+    at = query * p.o_stride_n + head * p.o_stride_h
+    array(p.final_o, (call.latent,), call.dtypes.o, at).copy_(out)
+    if p.final_lse:
+        sums = array(p.final_lse, (1,), torch.float32, query * call.heads + head)
+        sums.copy_(lse / LOG2E if p.return_lse_base_on_e else lse)
 
 
 def _merge(call: _Call, block: int) -> None:
@@ -144,4 +163,5 @@ def _merge(call: _Call, block: int) -> None:
         rows = list(range(bounds[1][0] + number, bounds[1][1], stride))
         parts = torch.stack([array(p.partial_o, (1, call.latent), call.dtypes.o, row * call.latent) for row in rows])
         weights = torch.stack([array(p.partial_lse, (1,), torch.float32, row) for row in rows])
-        _final(call, *divmod(at, call.heads)).copy_(merge_partials(parts.float(), weights)[0][0])
+        merged, lse = merge_partials(parts.float(), weights)
+        _write(call, *divmod(at, call.heads), merged[0], lse[0])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,7 +21,19 @@ from cuda_simulator.softmax import merge_partials
 from cuda_simulator.torch_cuda import SimulatedFault, Simulation
 
 SUCCESS, FAILURE = 0, 999
-KERNELS: dict[str, Callable[[str, Dtypes, Sequence[int], Any], Callable[[], None]]] = {
+
+
+class AttentionLaunch(Protocol):
+    """A stand-in that computes when it is called, on a device in each replay."""
+
+    is_causal: bool
+    reads: Counter[int]
+    """Page -> tiles of queries that have read keys there, so far."""
+
+    def __call__(self) -> None: ...
+
+
+KERNELS: dict[str, Callable[[str, Dtypes, Sequence[int], Any], AttentionLaunch]] = {
     latent.KERNEL: latent.latent_launch,
     **dict.fromkeys(paged.DECODE_KERNELS, paged.decode_launch),
     **dict.fromkeys(paged.PREFILL_KERNELS, paged.prefill_launch),
@@ -33,17 +46,21 @@ def run_launch(simulation: Simulation, name: bytes, library: bytes, grid: Any, a
     """Called by the runtime for each launch; the code goes back to the library that launched."""
     try:
         sizes = [grid[axis] for axis in range(3)]
-        simulation.launch(_kernel(name.decode(), Dtypes.of(library.decode()), sizes, arguments))
+        simulation.launch(_kernel(simulation, name.decode(), Dtypes.of(library.decode()), sizes, arguments))
     except Exception:
         traceback.print_exc()
         return FAILURE
     return SUCCESS
 
 
-def _kernel(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any) -> Callable[[], None]:
+def _kernel(
+    simulation: Simulation, name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any
+) -> Callable[[], None]:
     for known, make in KERNELS.items():
         if known in name:
-            return make(name, dtypes, grid, arguments)
+            launch = make(name, dtypes, grid, arguments)
+            simulation.note(launch)
+            return launch
     if MERGE_KERNEL in name:
         return _merge_launch(name, dtypes.o, arguments)
     raise SimulatedFault(f"a launch that is not simulated: {name}")
@@ -81,6 +98,8 @@ def _merge(
         target = array(merged, (heads, dim), dtype, row * heads * dim)
         if count == 0:
             target.zero_()
+            if merged_lse:
+                array(merged_lse, (heads,), torch.float32, row * heads).fill_(-torch.inf)
             continue
         parts = array(v, (count, heads, dim), dtype, first * heads * dim).float()
         mean, total = merge_partials(parts, array(s, (count, heads), torch.float32, first * heads))

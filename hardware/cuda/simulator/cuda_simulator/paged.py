@@ -7,8 +7,9 @@ with sinks of `jit/attention/variants.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from cuda_simulator.arguments import (
     array,
     copy_of,
     integers,
+    page_numbers,
     paged_params,
     pages,
     ragged_params,
@@ -29,16 +31,15 @@ from cuda_simulator.torch_cuda import SimulatedFault
 DECODE_KERNELS = ("BatchDecodeWithPagedKVCacheKernel",)
 RAGGED_KERNEL = "BatchPrefillWithRaggedKVCacheKernel"
 PREFILL_KERNELS = ("BatchPrefillWithPagedKVCacheKernel", RAGGED_KERNEL)
-CAUSAL = 1
+NOT_CAUSAL, CAUSAL = 0, 1
 
 
-def decode_launch(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any) -> Callable[[], None]:
+def decode_launch(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any) -> _Decode:
     """The stand-in of a decode's launch."""
-    params, variant = copy_of(DecodeParams, arguments[0]), _Variant.of(name, dtypes)
-    return lambda: _decode(params, variant, grid)
+    return _Decode(copy_of(DecodeParams, arguments[0]), _Variant.of(name, dtypes), grid)
 
 
-def prefill_launch(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any) -> Callable[[], None]:
+def prefill_launch(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: Any) -> _Prefill:
     """The stand-in of a prefill's launch, from pages or from rows."""
     variant = _Variant.of(name, dtypes)
     traits = re.search(r"KernelTraitsILNS_8MaskModeE(\d)ELj(\d+)ELj\d+ELj\d+ELj\d+ELj(\d+)E", name)
@@ -46,8 +47,10 @@ def prefill_launch(name: str, dtypes: Dtypes, grid: Sequence[int], arguments: An
     mask_mode, tile, num_mma_d = (int(traits[group]) for group in (1, 2, 3))
     is_ragged = RAGGED_KERNEL in name
     kind = ragged_params(variant.name) if is_ragged else paged_params(variant.name)
-    call = _Prefill(copy_of(kind, arguments[0]), variant, tile, num_mma_d * 16, mask_mode == CAUSAL, is_ragged)
-    return lambda: call.run(grid)
+    if mask_mode not in (NOT_CAUSAL, CAUSAL):
+        raise SimulatedFault(f"a mask that is not simulated: {name}")
+    params = copy_of(kind, arguments[0])
+    return _Prefill(params, variant, grid, tile, num_mma_d * 16, mask_mode == CAUSAL, is_ragged)
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,25 @@ def _is_valid(params: Any, block: int) -> bool:
     return not params.block_valid_mask or bool(array(params.block_valid_mask, (1 + block,), torch.bool)[block])
 
 
-def _decode(params: DecodeParams, variant: _Variant, grid: Sequence[int]) -> None:
-    """One block per entry of the schedule and KV head; each writes row `block` of its output."""
-    cache, heads, dtypes = params.paged_kv, params.num_qo_heads, variant.dtypes
-    group = heads // cache.num_heads
-    for block in range(grid[0]):
-        if not _is_valid(params, block):
-            continue
+@dataclass(frozen=True)
+class _Decode:
+    """One launch: a block per entry of the schedule and KV head; each writes row `block` of its output."""
+
+    params: DecodeParams
+    variant: _Variant
+    grid: Sequence[int]
+    is_causal: bool = True
+    reads: Counter[int] = field(default_factory=Counter)
+
+    def __call__(self) -> None:
+        for block in range(self.grid[0]):
+            if _is_valid(self.params, block):
+                self._block(block)
+
+    def _block(self, block: int) -> None:
+        params, variant = self.params, self.variant
+        cache, heads, dtypes = params.paged_kv, params.num_qo_heads, variant.dtypes
+        group = heads // cache.num_heads
         request = integers(params.request_indices, block + 1)[block]
         kv_len = cache.length(request)
         first, last = 0, kv_len
@@ -108,6 +123,7 @@ def _decode(params: DecodeParams, variant: _Variant, grid: Sequence[int]) -> Non
             chunk = integers(params.kv_chunk_size_ptr, 1)[0]
             first = integers(params.kv_tile_indices, block + 1)[block] * chunk
             last = min(first + chunk, kv_len)
+        self.reads.update(page_numbers(cache, request, first, last))
         k, v = pages(cache, request, first, last, dtypes.kv)
         q = array(params.q, (heads, cache.head_dim), dtypes.q, request * params.q_stride_n)
         keys = torch.arange(first, last)
@@ -125,15 +141,17 @@ class _Prefill:
 
     params: Any
     variant: _Variant
+    grid: Sequence[int]
     tile: int
     dim: int
     is_causal: bool
     is_ragged: bool
+    reads: Counter[int] = field(default_factory=Counter)
 
-    def run(self, grid: Sequence[int]) -> None:
-        for block in range(grid[0]):
+    def __call__(self) -> None:
+        for block in range(self.grid[0]):
             if _is_valid(self.params, block):
-                self._block(block, grid[2])
+                self._block(block, self.grid[2])
 
     def _kv_len(self, request: int) -> int:
         if not self.is_ragged:
@@ -145,6 +163,7 @@ class _Prefill:
         """Keys and values `first` ... `last` - 1 of a request: [n, num_kv_heads, dim] each."""
         params, dtype = self.params, self.variant.dtypes.kv
         if not self.is_ragged:
+            self.reads.update(page_numbers(params.paged_kv, request, first, last))
             return pages(params.paged_kv, request, first, last, dtype)
         row, shape = integers(params.kv_indptr, request + 1)[request] + first, (last - first, num_kv_heads, self.dim)
         k_strides, v_strides = (params.k_stride_n, params.k_stride_h, 1), (params.v_stride_n, params.v_stride_h, 1)

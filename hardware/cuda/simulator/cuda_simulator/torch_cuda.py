@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,7 @@ class Simulation:
         self.interprets_triton = False
         self.triton_launches: Counter[str] = Counter()
         """Kernel -> launches that were not replays."""
+        self._noted: list[Any] | None = None
         self.current = SimulatedStream(is_default=True)
         self.queue = Queue(library)
         self.keep: Any = None
@@ -52,6 +53,20 @@ class Simulation:
             if not in_capture:
                 return
         self.queue.add(call)
+
+    @contextmanager
+    def noted_launches(self) -> Iterator[list[Any]]:
+        """FlashInfer's attention launches within this context, in order, each a `launches.AttentionLaunch`."""
+        self._noted = []
+        try:
+            yield self._noted
+        finally:
+            self._noted = None
+
+    def note(self, launch: Any) -> None:
+        """Remember a launch of attention, if somebody asks."""
+        if self._noted is not None:
+            self._noted.append(launch)
 
     def wait(self, what: str, mark: int | None = None) -> None:
         """Have the device catch up, which a capture refuses."""
