@@ -27,11 +27,14 @@ def test_environment_is_reported_not_raised(hardware: Hardware) -> None:
 
 
 def test_report_of_the_reference_is_true(hardware: Hardware) -> None:
-    """Operators are reported exactly when the package has no kernel, groups exactly when they are the reference's."""
+    """Operators are reported exactly when the package has no kernel, groups exactly when they are the reference's.
+
+    A package may report parts of its groups as well.
+    """
     device = hardware.initialize(0)
     own = set(OPERATORS.registered(torch._C._dispatch_key_for_device(device.type)))
     reported = hardware.on_reference()
-    assert own | set(reported) == set(OPERATORS.names())
+    assert own | set(reported) >= set(OPERATORS.names())
     assert not own & set(reported)
     assert all(reported.values()), "every entry has a reason"
     group_class, reason = hardware.group_class(SPEC)

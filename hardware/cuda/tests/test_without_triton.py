@@ -7,7 +7,7 @@ import torch
 
 from trunnion.interfaces.attention import AttentionSpec, RecurrentSpec
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedRecurrentGroup
-from trunnion_cuda import hardware
+from trunnion_cuda import environment
 from trunnion_cuda.hardware import CudaHardware
 
 ATTENTION = AttentionSpec(num_qo_heads=4, num_kv_heads=2, head_dim=40, scale=1.0, dtype=torch.float32)
@@ -17,9 +17,9 @@ RECURRENT = RecurrentSpec(
 
 
 def test_groups_and_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "find_spec", lambda name: None if name == "triton" else object())
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name == "triton" else object())
     found, reason = CudaHardware().group_class(ATTENTION)
     assert found is CapturedAttentionGroup and reason is not None and reason.endswith("; triton is not installed")
     assert CudaHardware().group_class(RECURRENT) == (CapturedRecurrentGroup, "triton is not installed")
     reasons = CudaHardware().on_reference()
-    assert "rms_norm" in reasons and set(reasons.values()) == {"triton is not installed"}
+    assert {"rms_norm", "merge_states"} <= set(reasons) and set(reasons.values()) == {"triton is not installed"}

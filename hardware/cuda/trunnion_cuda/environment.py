@@ -24,6 +24,18 @@ def why_no_flashinfer() -> str | None:
     return None if find_spec("flashinfer") else "flashinfer-python is not installed"
 
 
+def why_no_kernels() -> str | None:
+    """Why Triton cannot launch here, or None."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    # Absent where the package only says its name.
+    from triton import knobs
+
+    if torch.version.cuda or knobs.runtime.interpret:
+        return None
+    return f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
+
+
 def nvcc_users() -> list[str]:
     """What compiles with nvcc on this machine when it first runs."""
     users = []

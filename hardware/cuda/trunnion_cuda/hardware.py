@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 
 import torch
 
@@ -22,6 +21,7 @@ from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup
 from trunnion_cuda import environment
 from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_mla
 from trunnion_cuda.collectives import NcclCollectives
+from trunnion_cuda.environment import why_no_kernels
 from trunnion_cuda.fences import EventFence
 from trunnion_cuda.kernels import kernels
 from trunnion_cuda.kv_events import StreamKVEvents
@@ -113,10 +113,11 @@ class CudaHardware(ReferenceHardware):
         return StreamKVEvents(slots)
 
     def on_reference(self) -> Mapping[str, str]:
+        """Operators, and the merge of levels of attention."""
         reason = why_no_kernels()
         if reason is None:
             return super().on_reference()
-        return dict.fromkeys(registry.OPERATORS.names(), reason)
+        return dict.fromkeys((*registry.OPERATORS.names(), "merge_states"), reason)
 
 
 def _flashinfer_attention() -> type[Group]:
@@ -153,18 +154,6 @@ def captured_group(spec: GroupSpec) -> type[Group]:
     if isinstance(spec, AttentionSpec):
         return CapturedAttentionGroup
     return CapturedMLAGroup if isinstance(spec, MLASpec) else CapturedRecurrentGroup
-
-
-def why_no_kernels() -> str | None:
-    """Why Triton cannot launch here, or None."""
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    # Absent where the package only says its name.
-    from triton import knobs
-
-    if torch.version.cuda or knobs.runtime.interpret:
-        return None
-    return f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
 
 
 def num_groups(model: Model) -> int:

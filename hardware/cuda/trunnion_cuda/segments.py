@@ -95,8 +95,8 @@ def _split(
     pages = -(-num_keys // block_size)
     kept = [indices[begin : begin + count] for begin, count in zip(indptr[:-1], pages, strict=True)]
     return Segments(
-        qo_indptr=_running_sum(np.stack((rows - missing, missing), 1).ravel()),
-        kv_indptr=_running_sum(np.stack((pages, np.zeros_like(pages)), 1).ravel()),
+        qo_indptr=running_sum(np.stack((rows - missing, missing), 1).ravel()),
+        kv_indptr=running_sum(np.stack((pages, np.zeros_like(pages)), 1).ravel()),
         kv_indices=np.concatenate((*kept, np.zeros(0, np.int32))).astype(np.int32),
         last_page_len=np.stack((num_keys - np.maximum(pages - 1, 0) * block_size, np.zeros_like(pages)), 1)
         .ravel()
@@ -104,5 +104,6 @@ def _split(
     )
 
 
-def _running_sum(values: np.ndarray) -> np.ndarray:
+def running_sum(values: np.ndarray) -> np.ndarray:
+    """[n] -> [n + 1] int32, from 0: bounds of runs of these lengths."""
     return np.concatenate(([0], np.cumsum(values))).astype(np.int32)

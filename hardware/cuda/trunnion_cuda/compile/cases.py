@@ -12,6 +12,7 @@ from trunnion_cuda.kernels import (
     activation,
     cache_write,
     gated_delta,
+    merge_states,
     moe,
     norm,
     paged_attention,
@@ -111,6 +112,12 @@ def _attention(
     return paged_attention.paged_attention(q, *caches, keys, scale=0.1, splits=splits, **options)
 
 
+def _merge(num_heads: int, head_dim: int, dtype: torch.dtype = BF16) -> None:
+    out, other = (_empty(17, num_heads, head_dim, dtype=dtype) for _ in range(2))
+    lse, other_lse = (_empty(17, num_heads, dtype=FP32) for _ in range(2))
+    merge_states.merge_states(out, lse, other, other_lse)
+
+
 def _delta_rule(num_tokens: int, dtype: torch.dtype = BF16) -> object:
     q, k = (_empty(2, num_tokens, 16, 128, dtype=dtype) for _ in range(2))
     v, state = _empty(2, num_tokens, 32, 128, dtype=dtype), _empty(2, 32, 128, 128, dtype=FP32)
@@ -189,6 +196,9 @@ def cases() -> tuple[Case, ...]:
         Case(name="attention_prefill_256", call=lambda: _attention(128, heads=(8, 4, 256)), mma=prefill),
         Case(name="attention_prefill_96", call=lambda: _attention(128, heads=(9, 3, 96)), mma=prefill),
         Case(name="attention_prefill_fp32", call=lambda: _attention(128, heads=(8, 4, 64), dtype=FP32), mma=decode),
+        Case(name="merge_states", call=lambda: _merge(32, 128), quick=True),
+        Case(name="merge_states_latent", call=lambda: _merge(128, 512)),
+        Case(name="merge_states_fp32", call=lambda: _merge(9, 96, FP32)),
         Case(name="causal_conv1d_silu", call=lambda: gated_delta.causal_conv1d_silu(
             _empty(2, 33, 8192), _empty(2, 8192, 3), _empty(8192, 4), None), quick=True),
         Case(name="quantise_rows_int8", call=lambda: row_quantisation.quantise_rows(row, torch.int8), quick=True),
