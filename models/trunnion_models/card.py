@@ -10,9 +10,9 @@ from trunnion.config import PoolingConfig
 
 FP32_TOLERANCE = 1e-4
 """Largest `max|difference| / max|reference logits|` in float32; a card may only tighten it."""
-QUANTISED_TOLERANCE = 0.1
-"""The same of a quantised checkpoint, where half of the rows must be within the card's tolerance nevertheless: now and
-then a difference in the last bit sends an activation to the next of few values, and shows in all tokens behind it."""
+ROUNDED_TOLERANCE = 0.1
+"""The same of a quantised checkpoint or cache, where half of the rows must be within the card's tolerance nevertheless:
+now and then a difference in the last bit sends a value to the next of few, and shows in all tokens behind it."""
 BF16_RATIO = 1.5
 """Largest error in bfloat16, in units of the reference implementation's own bfloat16 error; may only be tightened."""
 
@@ -46,6 +46,8 @@ class Card:
     quantization: Mapping[str, Any] | None = None
     """`quantization_config` of the checkpoint, whose weights are quantised so; compared with the same weights made
     dense and activations that are quantised and made dense again."""
+    kv_cache_dtype: str = "auto"
+    """Of cached keys and values, as in ExecutorConfig; compared with a cache that rounds what is put into it."""
     draft: bool = False
     """The card is the head that drafts for the architecture; its logits on the decoder's hidden states are compared."""
     images: tuple[CardImage, ...] = ()
@@ -61,6 +63,11 @@ class Card:
     bf16: bool = True
     fp32_tolerance: float = FP32_TOLERANCE
     bf16_ratio: float = BF16_RATIO
+
+    @property
+    def rounds(self) -> bool:
+        """Whether values are rounded to few on their way through the model."""
+        return self.quantization is not None or self.kv_cache_dtype != "auto"
 
     def __post_init__(self) -> None:
         if not 0 < self.fp32_tolerance <= FP32_TOLERANCE:

@@ -12,7 +12,7 @@ from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
 from trunnion.interfaces.runner import Mode
 from trunnion.runner.model_executor import ModelExecutor
-from trunnion_models.card import QUANTISED_TOLERANCE, Card
+from trunnion_models.card import ROUNDED_TOLERANCE, Card
 
 from .draft_double import FollowedHost, make_pair
 from .hf_reference import Reference
@@ -72,7 +72,15 @@ def load_bench(
         target, draft = make_pair(reference.folder, hardware, package, limits, dtype=dtype, **parallel)
         return Bench(card, reference, FollowedHost(target, draft, num_blocks, reference.sequences), draft)
     executor = ModelExecutor.create(
-        ExecutorConfig(model=reference.folder, hardware=hardware, limits=limits, dtype=dtype, **parallel), package
+        ExecutorConfig(
+            model=reference.folder,
+            hardware=hardware,
+            limits=limits,
+            dtype=dtype,
+            kv_cache_dtype=card.kv_cache_dtype,
+            **parallel,
+        ),
+        package,
     )
     return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor)
 
@@ -118,10 +126,10 @@ class Comparison:
         if reference.own_error is None:
             rows = errors.abs().amax(-1) / reference.logits.abs().max()
             relative, allowed = float(rows.max()), card.fp32_tolerance
-            if card.quantization is not None:
-                median, allowed = float(rows.median()), QUANTISED_TOLERANCE
+            if card.rounds:
+                median, allowed = float(rows.median()), ROUNDED_TOLERANCE
                 # Of several ranks each rounds its own features, which have a scale of their own without blocks.
-                rounds_alike = ranks == 1 or "weight_block_size" in card.quantization
+                rounds_alike = ranks == 1 or "weight_block_size" in (card.quantization or {})
                 assert not rounds_alike or median <= card.fp32_tolerance, (
                     f"{card.name}: half of the rows are off by {median:.2e} of the largest logit or more, "
                     f"allowed {card.fp32_tolerance:.0e}"

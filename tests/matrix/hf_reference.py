@@ -26,6 +26,7 @@ from trunnion_models.card import Card
 from .hf_images import Images, make_images, place, positions_of, run_with_images
 from .mtp_reference import MTPReference
 from .quantised_checkpoint import DENSE, quantise_activations, save_quantised
+from .rounded_cache import RoundedCache, save_scales
 
 SEED = 1234
 CANDIDATES = 64
@@ -67,6 +68,8 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
         save_with_head(folder, _random_head(model.config).to(dtype))
     if card.quantization is not None:
         save_quantised(folder, card.quantization)
+    if card.kv_cache_dtype != "auto":
+        save_scales(folder, model.config.num_hidden_layers)
     # In the card's own spelling: what save_pretrained writes is resolved already, and would leave us nothing to read.
     config = {"architectures": [card.architecture], "dtype": str(dtype).removeprefix("torch."), **card.config}
     if card.quantization is not None:
@@ -103,10 +106,17 @@ def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, card: Card) -> to
         return run_with_images(load_reference(folder, dtype), ids, card).float()
     pooling = card.pooling
     if pooling is None:
-        return load_reference(folder, dtype)(ids, use_cache=False).logits.float()
+        return logits_of(load_reference(folder, dtype), ids, card)
     model = AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     hidden = model(ids, use_cache=False).last_hidden_state
     return (F.normalize(hidden, p=2, dim=-1) if pooling.normalize else hidden).float()
+
+
+def logits_of(model: PreTrainedModel, ids: torch.Tensor, card: Card) -> torch.Tensor:
+    """[sequences, tokens, vocab_size] float32: what a reference says of whole sequences of text."""
+    cache = None if card.kv_cache_dtype == "auto" else RoundedCache(model)
+    logits: torch.Tensor = model(ids, past_key_values=cache, use_cache=cache is not None).logits
+    return logits.float()
 
 
 def _write_sentence_transformers_files(pooling: PoolingConfig, folder: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 
 from trunnion.config import DTYPES
 from trunnion_host.serving import HostConfig, Image, SamplingParams, ServingHost, Stats
-from trunnion_models.card import QUANTISED_TOLERANCE, Card
+from trunnion_models.card import ROUNDED_TOLERANCE, Card
 
 from .bench import encoder_rows
 from .conftest import Case
 from .hf_images import ReferenceImage, run_row
-from .hf_reference import Reference, build_reference, load_reference
+from .hf_reference import Reference, build_reference, load_reference, logits_of
 
 NUM_TOKENS = 14
 NUM_LOGPROBS = 20
@@ -91,6 +91,7 @@ def _open(case: Case, reference: Reference, **options: object) -> ServingHost:
             model=str(reference.folder),
             hardware=case.hardware,
             dtype=case.dtype,
+            kv_cache_dtype=card.kv_cache_dtype,
             max_model_len=card.max_model_len,
             block_size=card.block_size,
             **settings,  # type: ignore[arg-type]
@@ -130,7 +131,7 @@ def _truth(case: Case, reference: Reference, served: Served, dtype: torch.dtype)
         rows = [run_row(model, row, prompt.images) for row, prompt in zip(ids, served.prompts, strict=True)]
         logits = torch.stack(rows).float()
     else:
-        logits = model(ids, use_cache=False).logits.float()
+        logits = logits_of(model, ids, case.card)
     firsts = [len(prompt) - 1 for prompt in served.prompts]
     return torch.stack([row[first : first + NUM_TOKENS] for row, first in zip(logits, firsts, strict=True)])
 
@@ -147,11 +148,11 @@ def _check(case: Case, reference: Reference, served: Served) -> None:
         best = reported.nan_to_num(-torch.inf).argmax(-1, keepdim=True)
         behind = (logits.amax(-1) - logits.gather(-1, best)[..., 0]) / logits.abs().max()
         allowed = case.card.fp32_tolerance
-        if case.card.quantization is not None:
+        if case.card.rounds:
             assert float(rows.median()) <= 2 * allowed, (
                 f"half of the rows are off by {float(rows.median()):.1e} or more"
             )
-            allowed = QUANTISED_TOLERANCE
+            allowed = ROUNDED_TOLERANCE
         assert float(rows.max()) <= 2 * allowed, f"error {float(rows.max()):.1e} of the largest logit"
         assert float(behind.max()) <= allowed, "the best token is another one"
         return

@@ -144,6 +144,12 @@ CARDS: tuple[Card, ...] = (
         short_factor=[1.0 + 0.1 * index for index in range(8)],
         long_factor=[1.5 + 0.4 * index for index in range(8)],
     ),
+    _llama(
+        "fp8-cache",
+        "keys and values cached in FP8, each layer's by scales of its own",
+        host={"kv_cache_dtype": "fp8_e4m3"},
+        head_dim=64,
+    ),
     _mistral("window-5", "a window shorter than every sequence and no multiple of a block", sliding_window=5),
     _mistral("window-40", "a window longer than every sequence", sliding_window=40),
     _mistral("no-window", "the window is null", sliding_window=None),
