@@ -48,8 +48,8 @@ class Qwen3Attention(nn.Module):
         qkv = self.qkv_proj(hidden_states)
         q, k, v = qkv.split([self.qkv_proj.q_size, self.qkv_proj.kv_size, self.qkv_proj.kv_size], dim=-1)
         q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))  # [T, H, D]
-        q, k = self.rotary_emb(positions, self.q_norm(q), self.k_norm(k))
-        return self.o_proj(self.attn(q, k, v))
+        rotation = self.rotary_emb.at(positions)
+        return self.o_proj(self.attn(self.q_norm(q), self.k_norm(k), v, rotation))
 
 
 class Qwen3DecoderLayer(nn.Module):

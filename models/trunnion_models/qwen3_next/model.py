@@ -79,8 +79,8 @@ class Qwen3NextAttention(nn.Module):
         q, k, v = qkv.split([self.qkv_proj.q_size, self.qkv_proj.kv_size, self.qkv_proj.kv_size], dim=-1)
         q, gate = q.unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, dim=-1)  # [T, H, D] each
         k = k.unflatten(-1, (-1, self.head_dim))
-        q, k = self.rotary_emb(positions, self.q_norm(q), self.k_norm(k))
-        return self.o_proj(self.attn(q, k, v) * gate.flatten(1).sigmoid())
+        rotation = self.rotary_emb.at(positions)
+        return self.o_proj(self.attn(self.q_norm(q), self.k_norm(k), v, rotation) * gate.flatten(1).sigmoid())
 
 
 class Qwen3NextDecoderLayer(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -155,8 +156,23 @@ class Group(ABC):
         """Host work, once per step before any layer runs; reads host copies, never the device."""
 
 
+class Rotation(NamedTuple):
+    """How the rows of a step are rotated: a rotary embedding at their positions."""
+
+    positions: torch.Tensor
+    """[T] int32, or [T, 3] with a section."""
+    cos_sin_cache: torch.Tensor
+    """[max_position, rotary_dim] float32, as `trunnion::rotary_embedding` takes it."""
+    interleaved: bool
+    section: tuple[int, ...] = ()
+    """Of `trunnion::mrope_embedding`; empty where positions have one axis."""
+
+
 class AttentionGroup(Group):
     """Paged attention."""
+
+    rotates: ClassVar[bool] = False
+    """Whether `run` takes a rotation, which a kernel can do on the way to the cache; else the layer rotates before."""
 
     def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
         super().__init__(spec, num_layers, device)
@@ -186,13 +202,15 @@ class AttentionGroup(Group):
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        rotation: Rotation | None = None,
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write k, v into layer `layer`'s cache by the step's slots, then attend.
 
         q [T, num_qo_heads, head_dim]; k, v [T, num_kv_heads, head_dim]; sinks [num_qo_heads] float32
-        -> [T, num_qo_heads, head_dim], in `out` if it is given. `layer` counts from 0 within the group.
+        -> [T, num_qo_heads, head_dim], in `out` if it is given. `layer` counts from 0 within the group. With a
+        `rotation`, which only groups that say `rotates` get, q and k are rotated first.
         """
 
 

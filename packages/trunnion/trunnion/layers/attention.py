@@ -10,10 +10,11 @@ from torch import nn
 
 from trunnion.config import BuildContext
 from trunnion.errors import WeightsError
-from trunnion.interfaces.attention import AttentionGroup, AttentionSpec
+from trunnion.interfaces.attention import AttentionGroup, AttentionSpec, Rotation
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.weights import Placement, scalar_with_default, set_placements
 from trunnion.layers.group_layer import GroupLayer
+from trunnion.layers.rotary_embedding import rotate
 
 
 class Attention(GroupLayer[AttentionGroup]):
@@ -93,11 +94,19 @@ class Attention(GroupLayer[AttentionGroup]):
         if self.spec.cache_dtype is not None:
             group.set_kv_scales(index, *self._kv_scales)
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """q [T, H * D] or [T, H, D], k and v likewise with the KV heads -> [T, H * D]."""
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation | None = None
+    ) -> torch.Tensor:
+        """q [T, H * D] or [T, H, D], k and v likewise with the KV heads -> [T, H * D].
+
+        With a `rotation` (`RotaryEmbedding.at`) q and k are rotated first, by the group where it can.
+        """
         num_tokens = q.shape[0]
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
         k = k.reshape(num_tokens, self.num_kv_heads, self.head_dim)
         v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        out = self.run_group(q, k, v, self.sinks)  # [T, H, D]
+        if rotation is not None and not self.group.rotates:
+            (q, k), rotation = rotate(q, k, rotation), None
+        more = () if rotation is None else (rotation,)
+        out = self.run_group(q, k, v, self.sinks, *more)  # [T, H, D]
         return out.reshape(num_tokens, self.num_heads * self.head_dim)

@@ -7,6 +7,7 @@ from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.config import BuildContext
+from trunnion.interfaces.attention import Rotation
 from trunnion.rope import RopeParameters, cos_sin_table
 
 
@@ -28,7 +29,7 @@ class RotaryEmbedding(nn.Module):
         self.rope = rope
         self.interleaved = interleaved
         self.rotary_dim = rope.rotary_dim(head_dim)
-        self.mrope_section = list(rope.mrope_section)
+        self.mrope_section = tuple(rope.mrope_section)
         if interleaved and self.mrope_section:
             raise ValueError("a rope with an mrope_section is not interleaved")
         cache = cos_sin_table(rope, self.rotary_dim, ctx.max_model_len or max_position)
@@ -36,6 +37,16 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [T] or [T, 3], q [T, H, D], k [T, Hk, D] -> rotated q, k."""
-        if self.mrope_section:
-            return torch.ops.trunnion.mrope_embedding(q, k, positions, self.cos_sin_cache, self.mrope_section)
-        return torch.ops.trunnion.rotary_embedding(q, k, positions, self.cos_sin_cache, self.interleaved)
+        return rotate(q, k, self.at(positions))
+
+    def at(self, positions: torch.Tensor) -> Rotation:
+        """The rotation of tokens at `positions`, for an attention layer to apply."""
+        return Rotation(positions, self.cos_sin_cache, self.interleaved, self.mrope_section)
+
+
+def rotate(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [T, H, D], k [T, Hk, D] -> rotated q, k."""
+    positions, table, interleaved, section = rotation
+    if section:
+        return torch.ops.trunnion.mrope_embedding(q, k, positions, table, section)
+    return torch.ops.trunnion.rotary_embedding(q, k, positions, table, interleaved)
