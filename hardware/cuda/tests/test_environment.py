@@ -54,7 +54,7 @@ def test_a_missing_c_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_groups_run_elsewhere_without_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     found, reason = CudaHardware().group_class(SPEC)
     assert found.__name__ == "FlashInferAttentionGroup" and reason is None
-    pretend(monkeypatch, modules=(), commands=("cc",))
+    pretend(monkeypatch, modules={"triton"}, commands={"cc"})
     found, reason = CudaHardware().group_class(SPEC)
     assert found.__name__ == "TritonAttentionGroup" and reason is None, "kernels of this package, not the reference"
     assert set(warnings()) == {"FlashInfer"}, "what `warm_up` says is missing"

@@ -14,8 +14,8 @@ import torch
 
 from trunnion.contract import Field, LayerCaches
 from trunnion.interfaces.attention import GroupSpec, StepInputs
-from trunnion.reference.attention import ReferenceAttentionGroup, to_cache
-from trunnion.reference.captured import write_rows
+from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion_cuda.cache_writes import cache_write
 from trunnion_cuda.checks import check_caches, check_indices, check_rows
 from trunnion_cuda.segments import Segments, has_no_context, segments_of
 from trunnion_cuda.workspaces import PlanMemory
@@ -69,6 +69,7 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         self._parts: list[_Part] = []
         self._num_rows = 0
         self._slots = torch.empty(0, dtype=torch.int32, device=device)
+        self._write = cache_write(self.spec.stored_dtype)
 
     @classmethod
     def required_fields(cls, spec: GroupSpec) -> Field:
@@ -123,8 +124,7 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         check_rows(self.spec, q, k, v, sinks, out)
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
         k_scale, v_scale = self.kv_scales[layer]
-        for cache, new, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
-            write_rows(cache.flatten(0, 1), self._slots, to_cache(new[: self._slots.shape[0]], scale, cache.dtype))
+        self._write(k, v, k_cache, v_cache, self._slots, first_scale=k_scale, second_scale=v_scale)
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         if self._num_rows < q.shape[0]:
             out[self._num_rows :] = 0

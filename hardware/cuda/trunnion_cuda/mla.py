@@ -15,8 +15,8 @@ from flashinfer.jit import gen_batch_mla_module
 
 from trunnion.contract import Field
 from trunnion.interfaces.attention import GroupSpec, MLASpec, StepInputs
-from trunnion.reference.captured import write_rows
 from trunnion.reference.mla import ReferenceMLAGroup
+from trunnion_cuda.cache_writes import cache_write
 from trunnion_cuda.capabilities import BACKEND
 from trunnion_cuda.segments import segments_of
 from trunnion_cuda.workspaces import PlanMemory, float_workspace
@@ -49,6 +49,7 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
         self._indices = self._own_indices
         self._num_rows = 0
         self._slots = self._own_indices
+        self._write = cache_write(self.spec.dtype)
 
     @classmethod
     def required_fields(cls, spec: GroupSpec) -> Field:
@@ -153,14 +154,12 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
             ("out", out, spec.kv_lora_rank),
         ):
             self._check(name, rows, width)
-        cache = self.caches[layer]["kv_cache"]
-        new = torch.cat((kv_latent, k_rope), dim=-1)
-        write_rows(cache.flatten(0, 1), self._slots, new[: self._slots.shape[0]])
+        latent, rope = self.caches[layer]["kv_cache"].split((spec.kv_lora_rank, spec.rope_head_dim), dim=-1)
+        self._write(kv_latent, k_rope, latent, rope, self._slots)
         if count < out.shape[0]:
             out[count:] = 0
         if self._info is None:
             return out
-        latent, rope = cache.split((spec.kv_lora_rank, spec.rope_head_dim), dim=-1)
         latent_module(spec).run(
             float_workspace(self.device),
             self._memory.parts[0],

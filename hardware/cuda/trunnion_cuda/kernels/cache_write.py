@@ -52,17 +52,23 @@ def write_cache(
     The two may be parts of one cache: views of its rows. Fit for capture.
 
     Raises:
-        ValueError: features of a row, or of a cache's row, are not neighbours in memory.
+        ValueError: features of a row, or of a cache's row, are not neighbours in memory; rows of another size than the
+            cache's, or fewer than slots.
     """
     for name, rows in (("first", first), ("second", second), ("first_cache", first_cache[0])):
         if not rows[:1].is_contiguous():
             raise ValueError(f"cannot write {name}: its rows have strides {rows.stride()}")
     if first_cache.stride()[:2] != second_cache.stride()[:2]:
         raise ValueError(f"caches of strides {first_cache.stride()} and {second_cache.stride()}")
-    sizes = first[0].numel() if len(first) else 0, second[0].numel() if len(second) else 0
-    block = min(BLOCK, power_of_two(max(*sizes, 1)))
+    num_tokens = slot_mapping.shape[0]
+    sizes = first.shape[1:].numel(), second.shape[1:].numel()
+    kept = first_cache.shape[2:].numel(), second_cache.shape[2:].numel()
+    if sizes != kept or min(len(first), len(second)) < num_tokens:
+        given = f"{len(first)} rows of {sizes[0]} and {len(second)} of {sizes[1]} features"
+        raise ValueError(f"{given} do not go into {num_tokens} slots of {kept[0]} and {kept[1]}")
+    block = min(BLOCK, power_of_two(max(sizes)))
     launch(
-        _write_kernel, (slot_mapping.shape[0], ceil_div(max(sizes), block)),
+        _write_kernel, (num_tokens, ceil_div(max(sizes), block)),
         first, second, first_cache, second_cache, slot_mapping, first.stride(0), second.stride(0), *sizes,
         first_cache.shape[1], first_cache.stride(0), first_cache.stride(1), first_scale, second_scale, BLOCK=block,
     )  # fmt: skip
