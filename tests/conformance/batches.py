@@ -37,6 +37,8 @@ class Shape:
     padding: int = 0
     max_decode_query_len: int = 0
     """Tokens of the longest decode there may be, and states per request; 0: of this step's decodes."""
+    levels: tuple[tuple[int, int], ...] = ()
+    """Ranges of neighbours as (requests, leading blocks that they share), told to the group: together all requests."""
 
     @property
     def num_states(self) -> int:
@@ -87,6 +89,26 @@ SHAPES = (
     Shape("chunk-short", (Request(6, 4, unwritten=1), Request(3, 2))),
     Shape("padded", (Request(9, 1), Request(4, 1)), num_decodes=2, padding=3),
     Shape("empty", ()),
+    Shape(
+        "levels-decode",
+        tuple(Request(length, 1) for length in (8, 17, 9, 8, 5, 3, 30, 24)),
+        num_decodes=8,
+        levels=((4, 2), (2, 0), (2, 6)),
+    ),
+    Shape(
+        "levels-mixed",
+        (Request(9, 1), Request(2, 1), Request(12, 7), Request(14, 1), Request(12, 4), Request(0, 5)),
+        num_decodes=2,
+        levels=((1, 2), (1, 0), (3, 3), (1, 0)),
+    ),
+    Shape(
+        "levels-verify",
+        (Request(8, 3), Request(11, 3, unwritten=1), Request(4, 3, unwritten=2)),
+        num_decodes=3,
+        decode_query_len=3,
+        levels=((3, 1),),
+    ),
+    Shape("levels-padded", (Request(9, 1), Request(4, 1)), num_decodes=2, padding=3, levels=((2, 1),)),
 )
 
 
@@ -122,12 +144,13 @@ def build_step(spec: GroupSpec, shape: Shape, block_size: int, num_blocks: int, 
     free = list(range(1, num_blocks))
     rng.shuffle(free)
     tables, starts, slots = [], [], []
-    for request in shape.requests:
+    shared = _shared_blocks(spec, shape, free)
+    for request, leading in zip(shape.requests, shared, strict=True):
         start = 0
         if spec.window is not None:
             start = max(0, request.context - spec.window + 1) // block_size * block_size
         count = -(-(request.seq_len - start) // block_size)
-        blocks = [free.pop() for _ in range(count)]
+        blocks = [*leading, *(free.pop() for _ in range(count - len(leading)))]
         tables.append(blocks)
         starts.append(start)
         for position in range(request.context, request.seq_len):
@@ -143,6 +166,7 @@ def build_step(spec: GroupSpec, shape: Shape, block_size: int, num_blocks: int, 
         decode_query_len=shape.decode_query_len,
         max_query_len=max((request.query for request in shape.requests), default=0),
         max_seq_len=max((request.seq_len for request in shape.requests), default=0),
+        num_prefixes=len(shape.levels),
     )
     bounds = [0]
     for request in shape.requests:
@@ -177,7 +201,19 @@ def build_step(spec: GroupSpec, shape: Shape, block_size: int, num_blocks: int, 
         logits_indices=_int32([]),
         groups=(group,),
     )
+    if shape.levels:
+        tensors.prefix_indptr = _int32(_running_sum([count for count, _ in shape.levels]))
+        tensors.prefix_lens = _int32([blocks * block_size for _, blocks in shape.levels])
     return StepInputs(counts, tensors, tensors)
+
+
+def _shared_blocks(spec: GroupSpec, shape: Shape, free: list[int]) -> list[list[int]]:
+    """Per request: the leading blocks that it shares with its range, of a group that sees everything."""
+    leading = []
+    for count, num_blocks in shape.levels:
+        blocks = [free.pop() for _ in range(num_blocks)] if spec.kind in (CacheKind.FULL, CacheKind.MLA) else []
+        leading += [blocks] * count
+    return leading or [[] for _ in shape.requests]
 
 
 def to_device(step: StepInputs, device: torch.device) -> StepInputs:
@@ -196,7 +232,7 @@ def to_device(step: StepInputs, device: torch.device) -> StepInputs:
         **{
             name: getattr(host, name).to(device)
             for name in BatchTensors.__dataclass_fields__
-            if name != "groups" and getattr(host, name) is not None
+            if name not in ("groups", "prefix_indptr", "prefix_lens") and getattr(host, name) is not None
         },
         groups=(moved,),
     )

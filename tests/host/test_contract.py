@@ -21,7 +21,7 @@ from .conftest import HOST_PACKAGE, REPOSITORY, tool
 
 HEADER = (HOST_PACKAGE / "include" / "trunnion" / "contract.h").read_text()
 DOCUMENT = (REPOSITORY / "packages" / "trunnion" / "docs" / "contract.md").read_text()
-CAPACITIES = {"T": "max_num_tokens", "B": "max_num_seqs", "N": "max_logits_rows"}
+CAPACITIES = {"T": "max_num_tokens", "B": "max_num_seqs", "N": "max_logits_rows", "P": "max_num_seqs"}
 
 
 def without_comments(text: str) -> str:
@@ -130,7 +130,7 @@ def test_tensors_have_the_same_names_everywhere() -> None:
     assert structs["trn_group_buffers"] == structs["trn_group_batch"] == groups
     assert [name for name in structs["trn_input_buffers"] if name in batch] == batch
     assert [name for name in structs["trn_forward_batch"] if name in batch] == batch
-    assert (*batch,) == api.BATCH_FIELDS
+    assert (*batch,) == api.BATCH_FIELDS + api.PREFIX_FIELDS
     assert (*groups,) == api.GROUP_FIELDS
 
 
@@ -141,7 +141,7 @@ def test_tensors_have_the_same_shapes_everywhere() -> None:
         assert python[name] == shape, name
         assert comments[name] == capacity, name
         if name != "kv_indices":
-            sized = re.sub(r"\b[TBN]\b", lambda match: CAPACITIES[match[0]], shape)
+            sized = re.sub(r"\b[TBNP]\b", lambda match: CAPACITIES[match[0]], shape)
             assert sized == capacity, name
 
 

@@ -149,6 +149,8 @@ class HostDouble:
         self.events = LayerEvents(executor, [pool.caches for pool in self.pools])
         self.report = executor.warm_up()
         self.image_rows = ImageRows(executor, self.rng)
+        self.levels = False
+        """Whether steps say which neighbours share leading blocks; see `with_levels`."""
         self.steps = 0
         self.first_rows: list[int] = []
 
@@ -167,6 +169,15 @@ class HostDouble:
             yield
         finally:
             self.events.active = False
+
+    @contextmanager
+    def with_levels(self) -> Iterator[None]:
+        """Within, every step says which of its neighbours share leading blocks; the executor accepts that."""
+        self.levels = True
+        try:
+            yield
+        finally:
+            self.levels = False
 
     @property
     def has_recurrent(self) -> bool:
@@ -320,6 +331,10 @@ class HostDouble:
                 self._fill_states(tensors.groups[index], index, batch)
             else:
                 self._fill_paged(tensors.groups[index], index, batch, spans)
+        prefixes = self._prefix_levels(batch) if self.levels else []
+        if prefixes:
+            _write(tensors.prefix_indptr, [0, *itertools.accumulate(count for count, _ in prefixes)])
+            _write(tensors.prefix_lens, [shared for _, shared in prefixes])
         counts = BatchCounts(
             num_tokens=starts[-1],
             num_reqs=len(batch),
@@ -329,9 +344,32 @@ class HostDouble:
             max_query_len=max((chunk.count for chunk in batch), default=0),
             max_seq_len=max((span.stop for span in spans), default=0),
             has_kv_events=int(self.events.active),
+            num_prefixes=len(prefixes),
         )
         buffers.counts.copy_(torch.tensor([getattr(counts, name) for name in COUNT_FIELDS]))
         return len(wanted)
+
+    def _prefix_levels(self, batch: Sequence[Chunk]) -> list[tuple[int, int]]:
+        """Ranges of neighbours as (requests, leading tokens that they share), each as long as its first two allow."""
+        ranges: list[tuple[int, int]] = []
+        for before, chunk in zip([None, *batch], batch, strict=False):
+            count, shared = ranges[-1] if ranges else (0, 0)
+            common = 0 if before is None else self._shared_tokens(before.request, chunk.request)
+            if common and (count == 1 or common >= shared):
+                ranges[-1] = count + 1, common if count == 1 else shared
+            else:
+                ranges.append((1, 0))
+        return ranges
+
+    def _shared_tokens(self, one: Request, other: Request) -> int:
+        """Leading tokens in the same whole blocks of all groups that see everything, cached for both of them."""
+        shared = min(one.computed, other.computed)
+        for pool, ours, theirs in zip(self.pools, one.blocks, other.blocks, strict=True):
+            if not pool.is_recurrent and pool.spec.window is None:
+                same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
+                shared = min(shared, sum(1 for _ in same) * pool.spec.block_size)
+        sizes = [pool.spec.block_size for pool in self.pools if not pool.is_recurrent]
+        return shared // max(sizes) * max(sizes) if sizes else 0
 
     def _fill_states(self, group: GroupTensors, index: int, batch: Sequence[Chunk]) -> None:
         """A request that starts from nothing keeps junk for `num_accepted`; states that are not chosen become NaN."""

@@ -46,6 +46,17 @@ def test_every_step_within_the_limits_finds_a_bucket(seqs: int, query_len: int) 
         assert buckets.select(BatchCounts(num_tokens=tokens, num_reqs=count, num_logits=1)).mode is Mode.PIECEWISE
 
 
+@pytest.mark.parametrize("fact", ["has_kv_events", "num_prefixes"])
+def test_what_a_graph_cannot_do_gets_no_full_one(fact: str) -> None:
+    """Uniform decodes whose layers wait for the host, or whose requests share blocks."""
+    buckets = Buckets(_limits(8, 100))
+    counts = BatchCounts(num_tokens=3, num_reqs=3, num_decodes=3, num_logits=3)
+    assert buckets.select(counts).mode is Mode.FULL
+    setattr(counts, fact, 1)
+    bucket = buckets.select(counts)
+    assert (bucket.mode, bucket.num_tokens, bucket.num_reqs) == (Mode.PIECEWISE, 4, 3)
+
+
 def test_mixed_steps_keep_their_requests_and_round_their_rows() -> None:
     buckets = Buckets(_limits(8, 100, logits=8))
     bucket = buckets.select(BatchCounts(num_tokens=33, num_reqs=3, num_decodes=2, num_logits=3))

@@ -22,7 +22,7 @@ JUNK = -777
 
 
 def _buffers(*, static: bool = True) -> InputBuffers:
-    return InputBuffers(LIMITS, SPEC, ALL, 5, torch.device("cpu"), static=static, on_host=True)
+    return InputBuffers(LIMITS, SPEC, ALL, 5, torch.device("cpu"), static=static, on_host=True, prefix_levels=True)
 
 
 def _fill(buffers: InputBuffers, buffer_set: int, counts: BatchCounts, value: int) -> None:
@@ -36,7 +36,32 @@ def _fill(buffers: InputBuffers, buffer_set: int, counts: BatchCounts, value: in
 
 
 def test_every_field_has_a_policy() -> None:
-    assert {layout.leaf for layout in field_layouts(LIMITS, SPEC, ALL)} == set(POLICIES)
+    layouts = field_layouts(LIMITS, SPEC, ALL, prefix_levels=True)
+    assert {layout.leaf for layout in layouts} == set(POLICIES)
+    without = field_layouts(LIMITS, SPEC, ALL)
+    assert [layout for layout in layouts if layout not in without] == [x for x in layouts if x.is_host_only]
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_prefix_levels_stay_with_the_host(static: bool) -> None:
+    """Cut to the step's ranges, absent in a step without any, and not in the device's block."""
+    buffers = _buffers(static=static)
+    counts = BatchCounts(num_tokens=3, num_reqs=3, num_logits=1, num_prefixes=2)
+    _fill(buffers, 0, counts, 9)
+    lent = buffers.sets[0].fields
+    lent["prefix_indptr"][:3] = torch.tensor([0, 2, 3], dtype=torch.int32)
+    lent["prefix_lens"][:2] = torch.tensor([8, 0], dtype=torch.int32)
+    bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=4, num_reqs=3, num_logits=2)
+    step = buffers.stage(0, counts, bucket)
+    assert step.host.prefix_indptr.tolist() == [0, 2, 3] and step.host.prefix_lens.tolist() == [8, 0]
+    if static:
+        assert step.device.prefix_indptr is None and step.device.prefix_lens is None
+        assert not any(layout.is_host_only for layout in buffers.device_block.layouts)
+    assert buffers.stage(0, counts, bucket).host is step.host, "views are kept"
+    without = BatchCounts(num_tokens=3, num_reqs=3, num_logits=1)
+    host = buffers.stage(0, without, bucket).host
+    assert host.prefix_indptr is None and host.prefix_lens is None
+    assert host.seq_lens.data_ptr() == step.host.seq_lens.data_ptr()
 
 
 def test_padding_rows_hold_what_their_policy_says() -> None:

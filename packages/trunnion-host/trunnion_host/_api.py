@@ -102,6 +102,7 @@ class ModelInfo(ctypes.Structure):
         ("output_width", c_int32),
         ("num_position_axes", c_int32),
         ("encoder_patch_dim", c_int32),
+        ("accepts_prefix_levels", c_int32),
     ]
 
 
@@ -173,6 +174,7 @@ BATCH_FIELDS = (
     "hidden_indices",
     "encoder_indices",
 )
+PREFIX_FIELDS = ("prefix_indptr", "prefix_lens")
 
 
 class GroupBuffers(ctypes.Structure):
@@ -192,6 +194,7 @@ class InputBuffers(ctypes.Structure):
         ("logits", POINTER(c_float)),
         ("pooled", POINTER(c_float)),
         ("sampled_ids", POINTER(c_int32)),
+        *((name, POINTER(c_int32)) for name in PREFIX_FIELDS),
     ]
 
 
@@ -245,6 +248,8 @@ class ForwardBatch(ctypes.Structure):
         ("num_groups", c_int32),
         ("encoder_items", POINTER(EncoderItem)),
         ("kv_events", POINTER(KvEvents)),
+        ("num_prefixes", c_int32),
+        *((name, POINTER(DLTensor)) for name in PREFIX_FIELDS),
     ]
 
 
@@ -288,6 +293,7 @@ class ExecutorStats(ctypes.Structure):
         ("last_plan_begin_ns", c_int64),
         ("last_plan_end_ns", c_int64),
         ("kv_event_steps", c_uint64),
+        ("prefix_level_steps", c_uint64),
     ]
 
 

@@ -4,6 +4,7 @@ The same facts stand in `trunnion/contract.h` (C) and in `docs/contract.md` (a t
 each other. Terms, one word per notion:
 
 * `T` tokens in the step, `B` requests, `N` output rows asked for: logits, or embeddings of a pooling model.
+* `P` ranges of consecutive requests whose leading tokens lie in the same blocks; 0 where the host says nothing of it.
 * `seq_lens[b]` counts the tokens of request `b` in the cache *after* this step.
 * Block 0 and state 0 are reserved for padding; the host never hands them to a request.
 """
@@ -180,6 +181,8 @@ class BatchCounts:
     """Drafts: whose last step `hidden_indices` mean: 0 = the target's, 1 = the draft's own."""
     has_kv_events: int = 0
     """1 when the host gave events per cache layer: no full graph."""
+    num_prefixes: int = 0
+    """P: ranges of requests that share leading blocks, only to an executor that accepts them: no full graph."""
 
 
 COUNT_FIELDS: tuple[str, ...] = tuple(spec.name for spec in dataclasses.fields(BatchCounts))
@@ -244,6 +247,14 @@ class BatchTensors:
     """
     encoder_indices: torch.Tensor | None = None
     """[T]: the row of the encoder pool that stands for the token; -1 = the token's own embedding."""
+    prefix_indptr: torch.Tensor | None = None
+    """[P + 1]: range p holds the requests `prefix_indptr[p] ... prefix_indptr[p + 1] - 1`; the ranges partition all B.
+
+    On the host only, as `prefix_lens`; both are None in a step without prefix levels.
+    """
+    prefix_lens: torch.Tensor | None = None
+    """[P]: so many leading tokens of every request of the range were cached before this step, in the same blocks of all
+    full and MLA cache groups: a multiple of `block_size`; 0 = the range shares nothing."""
     groups: tuple[GroupTensors, ...] = ()
     """One per cache group, in the order of `KVCacheSpec.groups`."""
 

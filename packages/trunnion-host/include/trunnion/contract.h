@@ -121,6 +121,7 @@ typedef struct trn_model_info {
   int32_t output_width; /* its columns */
   int32_t num_position_axes; /* columns of `positions`: 1, or 3 where images span time, height and width */
   int32_t encoder_patch_dim; /* columns of an image's patches; 0 = the model takes no images */
+  int32_t accepts_prefix_levels; /* 1 if a batch may say which requests share leading blocks (num_prefixes) */
 } trn_model_info;
 /* A struct of an older host, which ends with num_buffer_sets, is filled as far as it goes; a model that pools refuses
  * it. The same holds for `pooled`, the last field of trn_input_buffers and trn_forward_output. */
@@ -203,6 +204,9 @@ typedef struct trn_input_buffers {
   /* With device staging [max_logits_rows] on the device, the same for all sets: what the host samples of a step's logits
    * before the next step runs, on the executor's stream. Else NULL. The rows above lie on the device then, too. */
   int32_t *sampled_ids;
+  /* Prefix levels, NULL where the executor does not accept them: range p holds requests prefix_indptr[p] and on. */
+  int32_t *prefix_indptr; /* [max_num_seqs + 1] */
+  int32_t *prefix_lens;   /* [max_num_seqs] leading tokens of each request of the range that lie in the same blocks */
 } trn_input_buffers;
 TRN_API trn_status trn_executor_input_buffers(trn_executor *executor, int32_t buffer_set, trn_input_buffers *buffers);
 
@@ -278,7 +282,10 @@ typedef struct trn_forward_batch {
   int32_t num_groups;
   const trn_encoder_item *encoder_items; /* num_encoder_items entries */
   const trn_kv_events *kv_events;        /* or NULL, at no cost */
+  int32_t num_prefixes; /* ranges of consecutive requests that share leading blocks; 0 = nothing said, at no cost */
+  const DLTensor *prefix_indptr, *prefix_lens;
 } trn_forward_batch;
+/* The struct of an older host, which ends with kv_events, says nothing of prefixes. */
 
 typedef struct trn_forward_output {
   uint32_t struct_size;
@@ -319,6 +326,7 @@ typedef struct trn_executor_stats {
   int64_t last_python_begin_ns, last_python_end_ns;
   int64_t last_plan_begin_ns, last_plan_end_ns;
   uint64_t kv_event_steps; /* executes with KV events, none of them in a full graph */
+  uint64_t prefix_level_steps; /* executes in which requests share leading blocks, none of them in a full graph */
 } trn_executor_stats;
 /* A struct of an older host, which ends with gil_wait_seconds or later, is filled as far as it goes. */
 TRN_API trn_status trn_executor_get_stats(trn_executor *executor, trn_executor_stats *stats);

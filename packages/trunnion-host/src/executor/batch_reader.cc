@@ -138,7 +138,7 @@ void BatchReader::read_counts(const trn_forward_batch& batch) {
   check_range("hidden_source", batch.hidden_source, 0, description_.has(TRN_FIELD_HIDDEN_INDICES) ? 1 : 0);
   view_.counts = {batch.num_tokens,       batch.num_reqs,      batch.num_logits,  batch.num_decodes,
                   batch.decode_query_len, batch.max_query_len, batch.max_seq_len, batch.lens_are_exact,
-                  batch.hidden_source,    batch.kv_events != nullptr};
+                  batch.hidden_source,    batch.kv_events != nullptr, 0};
 }
 
 const BatchView& BatchReader::read(const trn_forward_batch& batch, const BufferSet& set) {

@@ -82,6 +82,7 @@ void Core::model_info(trn_model_info* info) const {
   all.output_width = description_.output_width;
   all.num_position_axes = description_.num_position_axes;
   all.encoder_patch_dim = description_.encoder_patch_dim;
+  all.accepts_prefix_levels = description_.accepts_prefix_levels ? 1 : 0;
   copy_out(all, info);
 }
 
@@ -260,6 +261,7 @@ void Core::stats(trn_executor_stats* stats) const {
   all.last_plan_begin_ns = runner.last_plan_begin_ns;
   all.last_plan_end_ns = runner.last_plan_end_ns;
   all.kv_event_steps = static_cast<std::uint64_t>(runner.kv_event_steps);
+  all.prefix_level_steps = static_cast<std::uint64_t>(runner.prefix_level_steps);
   std::memcpy(stats, &all, std::min<std::size_t>(all.struct_size, sizeof all));
 }
 

@@ -46,6 +46,7 @@ inline Description read_description(const Reader& from) {
   description.encoder_patch_dim = from.int32("encoder_patch_dim");
   description.required_fields = static_cast<std::uint32_t>(from.integer("required_fields"));
   description.accepts_upper_bound_lens = from.integer("accepts_upper_bound_lens") != 0;
+  description.accepts_prefix_levels = from.integer("accepts_prefix_levels") != 0;
   description.synchronous = from.integer("synchronous") != 0;
   description.cache_device = static_cast<DLDeviceType>(from.integer("cache_device"));
   description.profile.weights = from.integer("weights");
@@ -76,6 +77,8 @@ inline BufferSet read_buffer_set(const Reader& from, std::size_t num_groups) {
   set.inputs.logits = from.pointer<float*>("logits");
   set.inputs.pooled = from.pointer<float*>("pooled");
   set.inputs.sampled_ids = from.pointer<std::int32_t*>("sampled_ids");
+  set.inputs.prefix_indptr = from.pointer<std::int32_t*>("prefix_indptr");
+  set.inputs.prefix_lens = from.pointer<std::int32_t*>("prefix_lens");
   return set;
 }
 

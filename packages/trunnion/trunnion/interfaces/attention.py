@@ -94,6 +94,7 @@ class StepInputs:
 
     Host tensors are cut to the step's counts. Device tensors are cut to the bucket the step runs in: the same in eager
     execution, longer in a graph, where rows past the counts are padding: slot -1, no cached tokens, block and state 0.
+    Prefix levels lie in `host` alone.
     """
 
     counts: BatchCounts
@@ -130,6 +131,16 @@ class Group(ABC):
     def required_fields(cls, spec: GroupSpec) -> Field:
         """Metadata fields beyond the required ones."""
         return Field.REQUIRED
+
+    @classmethod
+    def accepts_prefix_levels(cls, spec: GroupSpec) -> bool:
+        """Whether the group makes use of `prefix_indptr` and `prefix_lens` of the host's tensors, where they are there.
+
+        It attends to what a range of requests shares once for all their queries, without a causal mask, and to the rest
+        of each request as ever, and merges the two by their log-sum-exp. The result is that of any other group, which
+        leaves both fields alone. An executor accepts prefix levels if one of its groups does.
+        """
+        return False
 
     @classmethod
     def why_not_captured(cls, spec: GroupSpec) -> str | None:

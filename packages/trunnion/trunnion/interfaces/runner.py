@@ -69,6 +69,8 @@ class RunnerCounters:
     """Rows computed beyond the steps' own."""
     kv_event_steps: int = 0
     """Steps whose layers waited for and signalled events of the host: never in a full graph."""
+    prefix_level_steps: int = 0
+    """Steps in which requests share leading blocks, by the host's word: never in a full graph."""
     encodes: int = 0
     """Images encoded, each of them by the model's Python before its step."""
 
@@ -94,7 +96,8 @@ class Runner(ABC):
     def select(self, counts: BatchCounts) -> Bucket:
         """The bucket of a step. Pure: it depends on nothing but the counts, so that all ranks choose alike.
 
-        Never FULL where `counts.has_kv_events` is set: inside a graph no layer can wait for the host.
+        Never FULL where `counts.has_kv_events` is set: inside a graph no layer can wait for the host. Nor where
+        `counts.num_prefixes` is not 0: what a group launches depends on which requests share how many blocks.
         """
 
     @abstractmethod

@@ -54,6 +54,9 @@ class Buckets:
         if counts.has_kv_events:
             # A graph that holds the layers cannot wait for the host between them.
             uniform = False
+        if counts.num_prefixes:
+            # What a group launches for shared blocks depends on which requests share how many.
+            uniform = False
         if uniform and length in self.decodes and counts.num_reqs <= self.decodes[length][-1]:
             return self.full(_round_up(self.decodes[length], counts.num_reqs), length)
         return Bucket(

@@ -33,6 +33,8 @@ POLICIES = {
     "logits_indices": Padding.ZERO,
     "hidden_indices": Padding.ZERO,
     "encoder_indices": Padding.SENTINEL,
+    "prefix_indptr": Padding.KEEP,
+    "prefix_lens": Padding.KEEP,
     "slot_mapping": Padding.SENTINEL,
     "block_table": Padding.ZERO,
     "kv_start": Padding.ZERO,
@@ -68,6 +70,11 @@ class FieldLayout:
         return self.leaf in ("block_table", "kv_indices")
 
     @property
+    def is_host_only(self) -> bool:
+        """Fields that groups read while they plan, and nothing on the device does."""
+        return self.leaf in PREFIX_LEVELS
+
+    @property
     def numel(self) -> int:
         count = 1
         for size in self.shape:
@@ -75,8 +82,15 @@ class FieldLayout:
         return count
 
 
-def field_layouts(limits: Limits, spec: KVCacheSpec, required: Field, num_position_axes: int = 1) -> list[FieldLayout]:
-    """All int32 fields of a batch at capacity, in the order they lie in memory: tables last."""
+def field_layouts(
+    limits: Limits,
+    spec: KVCacheSpec,
+    required: Field,
+    num_position_axes: int = 1,
+    *,
+    prefix_levels: bool = False,
+) -> list[FieldLayout]:
+    """All int32 fields of a batch at capacity, in the order they lie in memory: tables, then the host's own, last."""
     tokens, seqs = limits.max_num_tokens, limits.max_num_seqs
     shapes: dict[str, tuple[int, ...]] = {
         "input_ids": (tokens,),
@@ -89,6 +103,9 @@ def field_layouts(limits: Limits, spec: KVCacheSpec, required: Field, num_positi
         shapes["hidden_indices"] = (tokens,)
     if Field.ENCODER_INDICES in required:
         shapes["encoder_indices"] = (tokens,)
+    if prefix_levels:
+        shapes["prefix_indptr"] = (seqs + 1,)
+        shapes["prefix_lens"] = (seqs,)
     for index, group in enumerate(spec.groups):
         prefix = f"groups[{index}]."
         if group.kind is CacheKind.RECURRENT:
@@ -105,7 +122,7 @@ def field_layouts(limits: Limits, spec: KVCacheSpec, required: Field, num_positi
             shapes[prefix + "kv_indices"] = (seqs * group.max_blocks_per_seq,)
             shapes[prefix + "kv_last_page_len"] = (seqs,)
     layouts = [FieldLayout(name=name, shape=shape) for name, shape in shapes.items()]
-    return sorted(layouts, key=lambda layout: layout.is_table)
+    return sorted(layouts, key=lambda layout: (layout.is_host_only, layout.is_table))
 
 
 def assemble(fields: dict[str, torch.Tensor], num_groups: int) -> BatchTensors:
@@ -135,6 +152,9 @@ def iterate_fields(tensors: BatchTensors) -> Iterator[tuple[str, torch.Tensor]]:
 def used_rows(layout: FieldLayout, counts: BatchCounts | Bucket) -> int:
     """How many leading rows of a field a step, or a bucket, uses; all of `kv_indices`."""
     leaf = layout.leaf
+    if layout.is_host_only:
+        assert isinstance(counts, BatchCounts), "a bucket pads nothing of the host's own"
+        return counts.num_prefixes + (leaf == "prefix_indptr")
     if leaf in PER_TOKEN:
         return counts.num_tokens
     if leaf in ("query_start_loc", "kv_indptr"):
@@ -148,3 +168,6 @@ def used_rows(layout: FieldLayout, counts: BatchCounts | Bucket) -> int:
 
 PER_TOKEN = ("input_ids", "positions", "hidden_indices", "encoder_indices", "slot_mapping")
 """Fields with a row for each token of the step."""
+
+PREFIX_LEVELS = ("prefix_indptr", "prefix_lens")
+"""Fields with a row for each range of requests that share leading blocks, or one more."""

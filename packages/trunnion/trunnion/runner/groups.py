@@ -73,6 +73,7 @@ class BoundGroups:
         self.groups: list[Group] = []
         self._rows: list[tuple[int, list[int]]] = []
         self.required_fields = Field.REQUIRED
+        self.accepts_prefix_levels = False
         for spec, entry in members.items():
             group_class, reason = hardware.group_class(spec)
             if reason is not None:
@@ -84,6 +85,7 @@ class BoundGroups:
             self.groups.append(group)
             self._rows.append((group_of[spec], entry.rows))
             self.required_fields |= group_class.required_fields(spec)
+            self.accepts_prefix_levels |= group_class.accepts_prefix_levels(spec)
             if spec.kind is CacheKind.RECURRENT and limits.max_decode_query_len > 1:
                 self.required_fields |= Field.NUM_ACCEPTED
 

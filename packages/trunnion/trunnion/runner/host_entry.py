@@ -110,6 +110,7 @@ class HostedExecutor:
             "encoder_patch_dim": self._executor.encoder_patch_dim,
             "required_fields": int(self._executor.required_fields()),
             "accepts_upper_bound_lens": 0,
+            "accepts_prefix_levels": int(self._executor.accepts_prefix_levels),
             "synchronous": int(self._executor.synchronous),
             "cache_device": DLPACK_DEVICES.get(device_type, DLPACK_EXTENSION_DEVICE),
             "num_buffer_sets": len(self._executor.input_buffers()),

@@ -20,7 +20,15 @@ from trunnion.contract import (
 from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.runner import Bucket, Mode
-from trunnion.runner.field_layout import FieldLayout, Padding, assemble, field_layouts, iterate_fields, used_rows
+from trunnion.runner.field_layout import (
+    PREFIX_LEVELS,
+    FieldLayout,
+    Padding,
+    assemble,
+    field_layouts,
+    iterate_fields,
+    used_rows,
+)
 from trunnion.runner.hidden_states import HiddenStates
 
 _ALIGNMENT = 16
@@ -43,7 +51,7 @@ class FieldBlock:
         for layout in layouts:
             offsets.append(end)
             end += -(-layout.numel // _ALIGNMENT) * _ALIGNMENT
-            if not layout.is_table:
+            if not (layout.is_table or layout.is_host_only):
                 self.head_end = end
         self.storage = torch.zeros(end, dtype=torch.int32, device=device, pin_memory=pinned)
         self.fields = {
@@ -75,14 +83,20 @@ class BufferSet(FieldBlock):
     def pad(self, counts: BatchCounts, bucket: Bucket) -> None:
         """Fill the rows between the step's counts and the bucket by each field's policy."""
         for layout in self.layouts:
+            if layout.padding is Padding.KEEP:
+                continue
             used, wanted = used_rows(layout, counts), used_rows(layout, bucket)
-            if wanted <= used or layout.padding is Padding.KEEP:
+            if wanted <= used:
                 continue
             rows = self._arrays[layout.name]
             if layout.padding is Padding.REPEAT:
                 rows[used:wanted] = rows[used - 1]
             else:
                 rows[used:wanted] = -1 if layout.padding is Padding.SENTINEL else 0
+
+    def shares_blocks(self, counts: BatchCounts) -> bool:
+        """Whether one of the step's prefix levels says that requests share anything."""
+        return bool(self._arrays["prefix_lens"][: counts.num_prefixes].any())
 
     def used_indices(self, name: str, counts: BatchCounts) -> int:
         """How many entries of a `kv_indices` field the step uses, by its row pointers."""
@@ -96,13 +110,14 @@ class BufferSet(FieldBlock):
             BatchRefused: a field is missing, not int32, not contiguous, on another device, or shorter than the counts.
         """
         offered = dict(iterate_fields(batch.tensors))
-        missing = [name for name in self.fields if name not in offered]
+        wanted = [name for name in self.fields if batch.counts.num_prefixes or name not in PREFIX_LEVELS]
+        missing = [name for name in wanted if name not in offered]
         if missing:
             raise BatchRefused(f"{missing[0]}: the field is required and missing")
         plan = [
-            (field, *_checked_rows(name, offered[name], field, batch.counts))
-            for name, field in self.fields.items()
-            if offered[name].data_ptr() != field.data_ptr()
+            (self.fields[name], *_checked_rows(name, offered[name], self.fields[name], batch.counts))
+            for name in wanted
+            if offered[name].data_ptr() != self.fields[name].data_ptr()
         ]
         for field, source, rows in plan:
             target = field[:rows]
@@ -144,8 +159,8 @@ def _rows(name: str, tensor: torch.Tensor, counts: BatchCounts) -> int:
     return int(tensor.shape[0]) if layout.leaf == "kv_indices" else used_rows(layout, counts)
 
 
-Rows = tuple[int, int, int]
-"""Tokens, requests and logits rows."""
+Rows = tuple[int, int, int, int]
+"""Tokens, requests, logits rows, and ranges of requests that share leading blocks."""
 
 
 class InputBuffers:
@@ -167,12 +182,13 @@ class InputBuffers:
         static: bool,
         on_host: bool,
         num_position_axes: int = 1,
+        prefix_levels: bool = False,
         hidden_states: HiddenStates | None = None,
         encoder_pool: torch.Tensor | None = None,
         staging: Staging = Staging.HOST,
         kept_views: int = 64,
     ) -> None:
-        layouts = field_layouts(limits, spec, required, num_position_axes)
+        layouts = field_layouts(limits, spec, required, num_position_axes, prefix_levels=prefix_levels)
         self._num_groups = len(spec.groups)
         self._encoder_pool = encoder_pool
         self._kept_views = kept_views
@@ -189,7 +205,8 @@ class InputBuffers:
             for _ in range(NUM_BUFFER_SETS)
         ]
         needs_device = static or not on_host
-        self.device_block = FieldBlock(layouts, self._num_groups, device) if needs_device else None
+        on_device = [layout for layout in layouts if not layout.is_host_only]
+        self.device_block = FieldBlock(on_device, self._num_groups, device) if needs_device else None
         self._views: dict[tuple[int, Rows], BatchTensors] = {}
         self._outputs: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -198,12 +215,13 @@ class InputBuffers:
         lent, hidden = self.sets[buffer_set], None
         if self.hidden_states is not None:
             hidden = self.hidden_states.first(bucket.num_tokens)
-        host = self._cut(buffer_set, lent, (counts.num_tokens, counts.num_reqs, counts.num_logits))
+        host_rows = counts.num_tokens, counts.num_reqs, counts.num_logits, counts.num_prefixes
+        host = self._cut(buffer_set, lent, host_rows)
         if self.device_block is None:
             return StepInputs(counts, host, host, False, hidden, self._encoder_pool, self.sampled_ids)
         lent.pad(counts, bucket)
         self._upload(lent, self.device_block, counts, bucket)
-        device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits))
+        device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits, 0))
         in_graph = bucket.mode is Mode.FULL
         return StepInputs(counts, host, device, in_graph, hidden, self._encoder_pool, self.sampled_ids)
 
@@ -230,7 +248,11 @@ class InputBuffers:
         if found is None:
             if len(self._views) >= self._kept_views:
                 self._views.pop(next(iter(self._views)))
-            counts = BatchCounts(num_tokens=rows[0], num_reqs=rows[1], num_logits=rows[2])
-            fields = {layout.name: block.fields[layout.name][: used_rows(layout, counts)] for layout in block.layouts}
+            counts = BatchCounts(num_tokens=rows[0], num_reqs=rows[1], num_logits=rows[2], num_prefixes=rows[3])
+            fields = {
+                layout.name: block.fields[layout.name][: used_rows(layout, counts)]
+                for layout in block.layouts
+                if counts.num_prefixes or not layout.is_host_only
+            }
             found = self._views[owner, rows] = assemble(fields, self._num_groups)
         return found

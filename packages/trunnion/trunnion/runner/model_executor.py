@@ -86,6 +86,7 @@ class ModelExecutor:
             static=self._runner.static_inputs,
             on_host=hardware.uses_host_memory,
             num_position_axes=self.num_position_axes,
+            prefix_levels=self.accepts_prefix_levels,
             hidden_states=None if target is None else HiddenStates(*rows),
             encoder_pool=None if self._encoder_pool is None else self._encoder_pool.rows,
             staging=config.staging,
@@ -130,6 +131,11 @@ class ModelExecutor:
         fields = self._groups.required_fields
         fields |= Field.REQUIRED if self._target is None else Field.HIDDEN_INDICES
         return fields | (Field.REQUIRED if self._encoder_pool is None else Field.ENCODER_INDICES)
+
+    @property
+    def accepts_prefix_levels(self) -> bool:
+        """Whether a group makes use of what the host says of shared leading blocks."""
+        return self._groups.accepts_prefix_levels
 
     def memory_profile(self) -> MemoryProfile:
         """Upper bounds in bytes, caches not included, and neither what a draft shares with its target."""
@@ -270,9 +276,13 @@ class ModelExecutor:
     def _run(self, buffer_set: int, counts: BatchCounts, items: Sequence[EncoderItem]) -> ForwardOutput:
         if self._caches is None:
             raise BatchRefused("execute comes after bind_kv_cache")
+        if counts.num_prefixes:
+            self._drop_empty_levels(buffer_set, counts)
         bucket = self._runner.select(counts)
         if counts.has_kv_events:
             self._check_events(bucket)
+        if counts.num_prefixes and bucket.mode is Mode.FULL:
+            raise RuntimeError(f"the runner chose {bucket} for a step with prefix levels: a graph does not read them")
         if items and self._encoder_pool is not None:
             self._encoder_pool.encode(items)
             self._runner.counters.encodes += len(items)
@@ -283,6 +293,8 @@ class ModelExecutor:
             hidden, rows = self._run_between_events(buffer_set, step, bucket)
         else:
             hidden, rows = self._runner.run(step, bucket)
+        if counts.num_prefixes:
+            self._runner.counters.prefix_level_steps += 1
         if self.hidden is not None:
             self.hidden.keep(hidden)
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
@@ -335,6 +347,15 @@ class ModelExecutor:
         self._runner.counters.kv_event_steps += 1
         return outputs
 
+    def _drop_empty_levels(self, buffer_set: int, counts: BatchCounts) -> None:
+        """Levels in which no range shares anything are none."""
+        if not self.accepts_prefix_levels:
+            raise BatchRefused(
+                f"num_prefixes: {counts.num_prefixes}, expected 0: no group of this executor accepts prefix levels"
+            )
+        if not self._inputs.sets[buffer_set].shares_blocks(counts):
+            counts.num_prefixes = 0
+
     def _check_events(self, bucket: Bucket) -> None:
         if self._kv_events is None:
             raise BatchRefused("kv_events: no slots are bound, so that no layer could find its events")
@@ -356,6 +377,7 @@ class ModelExecutor:
             "num_decodes": counts.num_reqs,
             "decode_query_len": self.limits.max_decode_query_len,
             "hidden_source": 0 if self._target is None else 1,
+            "num_prefixes": counts.num_reqs,
         }
         for name, bound in bounds.items():
             value = getattr(counts, name)

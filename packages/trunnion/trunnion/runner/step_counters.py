@@ -19,6 +19,7 @@ FIELDS = (
     "last_plan_end_ns",
     "num_eager_reasons",
     "kv_event_steps",
+    "prefix_level_steps",
 )
 """int64 values in this order, then `MAX_REASONS` counts of eager steps; `RunnerCounters` of backend.h."""
 MAX_REASONS = 16
@@ -56,6 +57,7 @@ class StepCounters:
         values[7] = end_ns
         values[8], values[9] = counters.last_plan_ns
         values[11] = counters.kv_event_steps
+        values[12] = counters.prefix_level_steps
         if counters.eager:
             self._write_eager()
 
