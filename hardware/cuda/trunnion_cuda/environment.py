@@ -36,6 +36,17 @@ def why_no_kernels() -> str | None:
     return f"torch {torch.__version__} has no CUDA: Triton cannot launch its kernels"
 
 
+def why_no_times() -> str | None:
+    """Why timing a kernel here says nothing, or None."""
+    if (reason := why_no_kernels()) is not None:
+        return reason
+    from triton import knobs
+
+    return (
+        "Triton interprets its kernels here, whose times say nothing of a device" if knobs.runtime.interpret else None
+    )
+
+
 def nvcc_users() -> list[str]:
     """What compiles with nvcc on this machine when it first runs."""
     users = []

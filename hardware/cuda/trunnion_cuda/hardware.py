@@ -26,6 +26,7 @@ from trunnion_cuda.fences import EventFence
 from trunnion_cuda.kernels import kernels
 from trunnion_cuda.kv_events import StreamKVEvents
 from trunnion_cuda.runner import CudaGraphRunner
+from trunnion_cuda.step_tuning import TuningLimits
 from trunnion_cuda.workspaces import FLOAT_BYTES, INT_BYTES
 
 DISPATCH_KEY = "CUDA"
@@ -36,19 +37,21 @@ class CudaHardware(ReferenceHardware):
 
     Args:
         mode: how far its runners go; see `Hardware.limited_to`.
+        tuning: how much `warm_up` may time.
     """
 
     name = "cuda"
     device_type = "cuda"
     execution_modes = (Mode.EAGER, Mode.PIECEWISE, Mode.FULL)
 
-    def __init__(self, mode: Mode = Mode.FULL) -> None:
+    def __init__(self, mode: Mode = Mode.FULL, tuning: TuningLimits | None = None) -> None:
         self.mode = mode
+        self.tuning = tuning or TuningLimits()
         self._device = torch.device("cuda", 0)
         self._fences: dict[int, EventFence] = {}
 
     def limited_to(self, mode: Mode) -> CudaHardware:
-        return CudaHardware(mode)
+        return CudaHardware(mode, self.tuning)
 
     def check_environment(self) -> Sequence[EnvironmentProblem]:
         return environment.problems()
@@ -95,7 +98,8 @@ class CudaHardware(ReferenceHardware):
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         if self.mode is Mode.EAGER:
             return super().create_runner(model, groups, limits, breaks)
-        return CudaGraphRunner(model, groups, limits, breaks, self._device, full_graphs=self.mode is Mode.FULL)
+        full_graphs = self.mode is Mode.FULL
+        return CudaGraphRunner(model, groups, limits, breaks, self._device, full_graphs=full_graphs, tuning=self.tuning)
 
     def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
         """As the reference, and: graphs share one pool, in which a step takes no more than it takes outside."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
 
 from trunnion.interfaces.attention import GroupSpec, RecurrentSpec, StepInputs
-from trunnion.reference.recurrent import ReferenceRecurrentGroup
+from trunnion.reference.recurrent import ReferenceRecurrentGroup, advance
+from trunnion.runner.buckets import Buckets
 from trunnion_cuda.kernels.gated_delta import MAX_KERNEL, MAX_KEY_DIM, StateColumns, recurrent_decode
 
 
@@ -51,6 +54,27 @@ class TritonRecurrentGroup(ReferenceRecurrentGroup):
         if step.in_full_graph:
             # Every row of the bucket, whatever this step has.
             self._num_decode_rows = -1
+
+    def examples(self, buckets: Buckets) -> Iterator[Callable[[], object]]:
+        """See `TunedGroup.examples`: prompts of each size, on states of their own; decodes have nothing to choose."""
+        for num_tokens in reversed(buckets.tokens):
+            yield lambda size=num_tokens: self._example(size)
+
+    def _example(self, num_tokens: int) -> None:
+        spec, options = self.spec, {"device": self.device}
+        state = spec.num_v_heads, spec.head_k_dim, spec.head_v_dim
+        kernel, channels = spec.conv_kernel_size, spec.conv_dim
+        advance(
+            spec,
+            torch.zeros(1, num_tokens, channels, dtype=spec.dtype, **options),
+            torch.zeros(1, num_tokens, spec.num_v_heads, **options),
+            torch.zeros(1, num_tokens, spec.num_v_heads, dtype=spec.dtype, **options),
+            torch.zeros(1, channels, kernel - 1, dtype=spec.dtype, **options),
+            torch.zeros(1, *state, dtype=spec.state_dtype, **options),
+            torch.zeros(channels, kernel, dtype=spec.dtype, **options),
+            None,
+            1,
+        )
 
     def run(
         self,

@@ -15,6 +15,11 @@ from trunnion.runner.buckets import Buckets
 from trunnion.runner.captured_steps import CapturedSteps, CaptureRules
 from trunnion_cuda import ahead
 from trunnion_cuda.capture import CudaCapture
+from trunnion_cuda.device_clock import time_call
+from trunnion_cuda.environment import why_no_times
+from trunnion_cuda.kernels.tuning import TUNER
+from trunnion_cuda.step_tuning import TuningLimits, report_stand_ins, tune_steps
+from trunnion_cuda.tuned_choices import choices_file
 
 RULES = CaptureRules(piecewise_breaks={BreakKind.GROUP}, full_breaks=(), runs_before=True)
 """NCCL's collectives stand inside graphs. Triton compiles when a kernel first runs, which a capture refuses."""
@@ -34,6 +39,7 @@ class CudaGraphRunner(Runner):
         device: torch.device,
         *,
         full_graphs: bool,
+        tuning: TuningLimits,
     ) -> None:
         super().__init__(model, groups, limits)
         reasons = [type(group).why_not_captured(group.spec) for group in self.groups]
@@ -41,6 +47,7 @@ class CudaGraphRunner(Runner):
         self.buckets = Buckets(limits, None if full_graphs and self._why_not_full is None else ())
         self._breaks = breaks
         self._device = device
+        self._tuning = tuning
         self.steps: CapturedSteps | None = None
         """The graphs, from `warm_up` to `close`."""
 
@@ -49,12 +56,15 @@ class CudaGraphRunner(Runner):
 
     @torch.inference_mode()
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
-        """Run every bucket once and capture it, the largest first."""
+        """Time kernels that have configurations; then run every bucket once and capture it, the largest first."""
         # Graphs of an earlier warm-up go, and with them their pool.
         self.steps = None
+        self._tune(report, inputs)
         before = torch.cuda.mem_get_info(self._device)[0]
         self.steps = CapturedSteps(self, self.buckets, self._breaks, inputs, CudaCapture(self._device), RULES)
         self.steps.capture_all(report)
+        if why_no_times() is None:
+            report_stand_ins(report, TUNER)
         if self._why_not_full is not None:
             report.eager["groups of uniform decodes"] = f"no full graphs: {self._why_not_full}"
         if (cubins := ahead.installed()) is not None:
@@ -73,3 +83,12 @@ class CudaGraphRunner(Runner):
 
     def close(self) -> None:
         self.steps = None
+
+    def _tune(self, report: WarmUpReport, inputs: StepSource) -> None:
+        if (reason := why_no_times()) is not None:
+            report.untuned["all kernels"] = f"run with their first configurations: {reason}"
+            return
+        file = choices_file(self._device)
+        tune_steps(self, self.buckets, inputs, report, tuner=TUNER, measure=time_call, limits=self._tuning, file=file)
+        # What it took is not the graphs'.
+        torch.cuda.empty_cache()

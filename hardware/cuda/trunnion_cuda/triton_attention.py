@@ -6,16 +6,22 @@ so that a captured call follows them, and upper bounds of lengths will do.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
+from trunnion.contract import Limits
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion.runner.buckets import Buckets
 from trunnion_cuda.kernels.cache_write import write_cache
 from trunnion_cuda.kernels.launch import FLOAT8_CAPABILITY
 from trunnion_cuda.kernels.paged_attention import PagedKeys, num_splits, paged_attention, why_not
 from trunnion_cuda.workspaces import float_workspace
+
+EXAMPLE_KEYS = 2048
+"""Of a decode that kernels are timed with."""
 
 
 def why_not_triton(spec: AttentionSpec) -> str | None:
@@ -86,30 +92,63 @@ class TritonAttentionGroup(ReferenceAttentionGroup):
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         out[self._num_rows :] = 0
         for part in self._parts:
-            paged_attention(
-                q[part.rows],
-                k_cache,
-                v_cache,
-                part.keys,
-                scale=self.spec.scale,
-                window=self.spec.window,
-                soft_cap=self.spec.soft_cap,
-                sinks=sinks,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                splits=part.splits,
-                out=out[part.rows],
-                clears=False,
-                workspace=float_workspace(self.device),
-            )
+            self._attend(layer, part, q, out, sinks)
         return out
 
+    def examples(self, buckets: Buckets) -> Iterator[Callable[[], object]]:
+        """See `TunedGroup.examples`: decodes of each full graph on long keys, and prompts of each size."""
+        for bucket, query_len in buckets.all_full():
+            yield lambda count=bucket.num_reqs, query_len=query_len: self._example(buckets.limits, count, query_len)
+        for num_tokens in reversed(buckets.tokens):
+            length = min(num_tokens, buckets.limits.max_model_len)
+            yield lambda query_len=length: self._example(buckets.limits, 1, query_len, is_prompt=True)
+
+    def _example(self, limits: Limits, count: int, query_len: int, *, is_prompt: bool = False) -> None:
+        """Attend from zeros to whatever lies in the cache; decodes to `EXAMPLE_KEYS` keys, as far as the limits go."""
+        spec, cache = self.spec, self.caches[0]["k_cache"]
+        num_keys = query_len if is_prompt else min(max(EXAMPLE_KEYS, query_len), limits.max_model_len)
+        width = -(-limits.max_model_len // cache.shape[1])
+        q = torch.zeros(count * query_len, spec.num_qo_heads, spec.head_dim, dtype=spec.dtype, device=self.device)
+        integers = {"dtype": torch.int32, "device": self.device}
+        keys = PagedKeys(
+            block_table=(torch.arange(count * width, **integers) % cache.shape[0]).view(count, width),
+            seq_lens=torch.full((count,), num_keys, **integers),
+            query_start_loc=torch.tensor([0, query_len], **integers) if is_prompt else None,
+            max_query_len=query_len,
+            kv_start=torch.zeros(count, **integers),
+            slot_mapping=torch.zeros(count * query_len, **integers),
+        )
+        splits = 1 if is_prompt else self._splits(count, width * cache.shape[1])
+        sinks = torch.zeros(spec.num_qo_heads, device=self.device) if spec.has_sinks else None
+        self._attend(0, _Part(keys, slice(0, len(q)), splits), q, torch.empty_like(q), sinks)
+
+    def _attend(self, layer: int, part: _Part, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None) -> None:
+        k_scale, v_scale = self.kv_scales[layer]
+        paged_attention(
+            q[part.rows],
+            self.caches[layer]["k_cache"],
+            self.caches[layer]["v_cache"],
+            part.keys,
+            scale=self.spec.scale,
+            window=self.spec.window,
+            soft_cap=self.spec.soft_cap,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            splits=part.splits,
+            out=out[part.rows],
+            clears=False,
+            workspace=float_workspace(self.device),
+        )
+
     def _decodes(self, step: StepInputs, count: int, query_len: int, longest: int) -> _Part:
-        rows = count * query_len
-        splits = 1
-        if self.spec.window is None:
-            splits = num_splits(longest, count * self.spec.num_kv_heads, self._num_processors)
-        return _Part(self._keys(step, slice(0, count), query_len, is_uniform=True), slice(0, rows), splits)
+        keys = self._keys(step, slice(0, count), query_len, is_uniform=True)
+        return _Part(keys, slice(0, count * query_len), self._splits(count, longest))
+
+    def _splits(self, count: int, longest: int) -> int:
+        if self.spec.window is not None:
+            return 1
+        return num_splits(longest, count * self.spec.num_kv_heads, self._num_processors)
 
     def _keys(self, step: StepInputs, requests: slice, max_query_len: int, *, is_uniform: bool) -> PagedKeys:
         device = self.tensors(step.device)

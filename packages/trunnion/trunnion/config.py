@@ -31,7 +31,7 @@ class ExecutorConfig:
     tp_size: int = 1
     tp_init_method: str = ""
     progress: bool = False
-    """Show a progress bar on stderr while weights load."""
+    """Show a progress bar on stderr while weights load, and in long work of `warm_up`."""
     role: Role = Role.TARGET
     """A draft is the head that `model` carries to draft for its decoder; it shares with the decoder's executor."""
     staging: Staging = Staging.HOST

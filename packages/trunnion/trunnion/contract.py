@@ -324,5 +324,9 @@ class WarmUpReport:
     """kernel -> why it was compiled here, of a package that carries compiled ones"""
     missing: dict[str, str] = field(default_factory=dict)
     """library or tool -> what the package, which runs without it, would have it for"""
+    tuned: dict[str, str] = field(default_factory=dict)
+    """kernel -> how many choices among its configurations are made, or kept from an earlier start, and timings"""
+    untuned: dict[str, str] = field(default_factory=dict)
+    """kernel, a kind of its calls, or what there is of tuning as a whole -> why its choice was not timed"""
     seconds: float = 0.0
     bytes: int = 0

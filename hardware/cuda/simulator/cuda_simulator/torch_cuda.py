@@ -107,7 +107,7 @@ class SimulatedStream:
 
 
 class SimulatedEvent:
-    """A mark in the queue."""
+    """A mark in the queue, in which each piece of work takes a millisecond."""
 
     def __init__(self, **options: Any) -> None:
         self._mark = 0
@@ -122,6 +122,9 @@ class SimulatedEvent:
 
     def synchronize(self) -> None:
         simulation().wait("synchronising an event", self._mark)
+
+    def elapsed_time(self, end: SimulatedEvent) -> float:
+        return float(end._mark - self._mark)
 
 
 class SimulatedGraph:

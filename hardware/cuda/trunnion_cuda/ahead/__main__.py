@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", action="append", help="only this case; may be repeated")
     parser.add_argument("--launches", type=Path, help="signatures of further launches, one JSON list")
     options = parser.parse_args(arguments)
-    from trunnion_cuda.compile.cubin import cache_folder
+    from trunnion_cuda.user_cache import cache_folder
 
     # Before Triton looks for its own folder.
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))

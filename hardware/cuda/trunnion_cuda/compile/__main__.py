@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trunnion_cuda.user_cache import cache_folder
+
 if TYPE_CHECKING:
     from trunnion_cuda.compile.report import Line
 
@@ -32,10 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--without-tilelang", action="store_true", help="leave out the kernels that need nvcc")
     parser.add_argument("--json", type=Path, help="write the lines to this file")
     options = parser.parse_args(arguments)
-    from trunnion_cuda.compile import cubin
 
     # Before Triton looks for its own folder.
-    os.environ.setdefault("TRITON_CACHE_DIR", str(cubin.cache_folder() / "triton"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))
     lines = _compile(options)
     print(table(lines))
     if options.json:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import triton
 
+from trunnion_cuda.user_cache import cache_folder
+
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _USAGE = re.compile(r"Function (?P<name>[^:\s]+):\s*REG:(?P<registers>\d+) STACK:(?P<stack>\d+) SHARED:(?P<shared>\d+)")
 _MMA = re.compile(r"\b(?P<name>(?:HMMA|IMMA|QMMA|OMMA|HGMMA|QGMMA|IGMMA|UTC[A-Z]*MMA)(?:\.[0-9]+)?)")
@@ -40,12 +42,6 @@ class Usage:
     def has(self, kind: str) -> bool:
         """Whether there is an instruction of `kind`, one of KINDS."""
         return any(KINDS[kind].match(name) for name in self.mma)
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels and what was read from them are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "trunnion" / "cuda"
 
 
 def read(cubin: bytes) -> Usage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -12,7 +14,7 @@ from trunnion_cuda.compile import cubin, tile
 from trunnion_cuda.compile.absent_device import AbsentDevice, compiled
 from trunnion_cuda.compile.cases import Case
 from trunnion_cuda.kernels.launch import SM90A, SM100A, Launch, recorded_launches
-from trunnion_cuda.kernels.tuning import TUNER
+from trunnion_cuda.kernels.tuning import TUNER, Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ def recorded(case: Case, *, every_configuration: bool) -> list[Launch]:
         if not every_configuration:
             case.call()
             return launches
-        with TUNER.tuning(lambda call: call() or 0.0, capturing=False):
+        everything = Budget(max_seconds=math.inf, max_timings=sys.maxsize)
+        with TUNER.tuning(lambda call: call() or 0.0, everything, lambda: False):
             case.call()
     TUNER.clear()
     return _distinct(launches)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trunnion_cuda.compile.cubin import cache_folder
 from trunnion_cuda.kernels import block_fp8_gemm, mla_decode
 from trunnion_cuda.kernels.launch import SM80, SM90A, SM100A, SM120A
+from trunnion_cuda.user_cache import cache_folder
 
 SHARED_MEMORY = {SM80: 163 << 10, SM90A: 227 << 10, SM100A: 227 << 10, SM120A: 99 << 10}
 """Bytes that one program may have (CUDA C++ Programming Guide, compute capabilities)."""

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from trunnion.ops.registry import decline
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space
+from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
 SPACE = Space(
@@ -70,7 +70,7 @@ def _gated(name: str, x: torch.Tensor) -> torch.Tensor:
         launch(_gated_kernel, grid, x, out, size, x_row, GELU=name != "silu_and_mul", BLOCK=block, **config.options)
 
     if num_rows:
-        TUNER.run(SPACE, (str(x.dtype), size, min(num_rows, 1024).bit_length()), run)
+        TUNER.run(SPACE, (str(x.dtype), size, size_class(num_rows)), run)
     return out
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from trunnion.ops.registry import decline
 from trunnion_cuda.kernels.activation import silu
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space
+from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
 MAX_KERNEL = 4
@@ -97,7 +97,7 @@ def causal_conv1d_silu(
             HAS_BIAS=bias is not None, KERNEL=kernel, BLOCK=block, **config.options,
         )  # fmt: skip
 
-    TUNER.run(CONV_SPACE, (str(x.dtype), channels, min(batch * num_tokens, 1024).bit_length()), run)
+    TUNER.run(CONV_SPACE, (str(x.dtype), channels, size_class(batch * num_tokens)), run)
     return out, new_state
 
 
@@ -307,7 +307,7 @@ def gated_delta_rule(
             EPS=L2_EPS, C=CHUNK, K=block_k, **config.blocks, **config.options,
         )  # fmt: skip
 
-    TUNER.run(CHUNK_SPACE, (str(v.dtype), batch, value_heads, key_dim, value_dim), run)
+    TUNER.run(CHUNK_SPACE, (str(v.dtype), value_heads, key_dim, value_dim, batch), run)
     return out, new_state
 
 

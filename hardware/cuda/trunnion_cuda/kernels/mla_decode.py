@@ -15,7 +15,7 @@ import torch
 
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE
 from trunnion_cuda.kernels.paged_attention import add_parts
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space
+from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
 SPACE = Space(
@@ -195,7 +195,7 @@ def mla_decode(
     shape = num_heads, latent, rope, kv_cache.shape[1], num_tokens // num_reqs, scale, splits
     TUNER.run(
         SPACE,
-        (*map(str, shape),),
+        (*map(str, shape), size_class(num_tokens)),
         lambda config: _compiled(shape, settings(config))(*tensors, part, part_max, part_sum),
         lambda config: shared_bytes(config, latent, rope) <= max_shared_bytes,
     )

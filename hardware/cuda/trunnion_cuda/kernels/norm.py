@@ -17,7 +17,7 @@ from trunnion.ops.quantised import LARGEST, TINY
 from trunnion.ops.registry import decline
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
 from trunnion_cuda.kernels.row_quantisation import quantise
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space
+from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
 MAX_SIZE = 32768
@@ -138,7 +138,7 @@ def _run(
         # Up to 64 elements of a row stay in a thread's registers; rows beyond 8192 get more warps anyway.
         return block <= 64 * 32 * config.num_warps or block > 8192
 
-    TUNER.run(SPACE, (str(x.dtype), size, min(num_rows, 1024).bit_length(), residual is not None, group), run, fits)
+    TUNER.run(SPACE, (str(x.dtype), size, residual is not None, group, size_class(num_rows)), run, fits)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:

@@ -268,7 +268,7 @@ def paged_attention(
         # A decode's tile of 64 rows would be mostly empty, a prefill's of 16 would read the keys too often.
         return (config["M"] == 16) == is_small and block_d <= config["D"]
 
-    key = str(q.dtype), str(k_cache.dtype), num_q_heads, num_kv_heads, head_dim, size_class(keys.max_query_len), splits
+    key = str(q.dtype), str(k_cache.dtype), num_q_heads, num_kv_heads, head_dim, splits, size_class(keys.max_query_len)
     TUNER.run(SPACE, key, run, fits)
     if splits > 1:
         used = None if keys.query_start_loc is None else keys.query_start_loc[num_reqs:]

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from trunnion.ops.registry import decline
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space
+from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
 """An fp8 cache needs a later one than sm_80."""
@@ -146,7 +146,7 @@ def _run(
             RUN_1=runs[1] if len(runs) > 1 else 0, WRITES=cache is not None, HEADS=heads, **config.options,
         )  # fmt: skip
 
-    key = str(q.dtype), num_q_heads, num_kv_heads, head_dim, min(num_tokens, 1024).bit_length(), cache is not None
+    key = str(q.dtype), num_q_heads, num_kv_heads, head_dim, cache is not None, size_class(num_tokens)
     TUNER.run(SPACE, key, run)
     return q_out, k_out
 

@@ -1,16 +1,20 @@
-"""Chooses among a kernel's few configurations: measured while warming up, remembered in a file, never in a capture."""
+"""Chooses among a kernel's few configurations: timed while warming up, never in a step and never in a capture."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-Key = tuple[int | str, ...]
+Key = tuple[int | str | None, ...]
+"""What a choice may depend on; last the size that steps differ in, by its `size_class`."""
 Run = Callable[["Config"], Any]
+Measure = Callable[[Callable[[], Any]], float]
+"""Of a call, its time in seconds; infinite for one that cannot run."""
 
 
 @dataclass(frozen=True)
@@ -47,81 +51,138 @@ class Space:
         return found
 
 
+@dataclass(kw_only=True)
+class Budget:
+    """How much may be timed. A kind of call that was begun is timed with all its configurations."""
+
+    max_seconds: float
+    """Compiling included."""
+    max_timings: int
+    clock: Callable[[], float] = time.perf_counter
+    timings: Counter[str] = field(default_factory=Counter)
+    """Kernel -> configurations timed."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Kernel -> kinds of call that there was nothing left for."""
+    started: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since the first question."""
+        return 0.0 if self.started is None else self.clock() - self.started
+
+    def allows(self, kernel: str, count: int) -> bool:
+        """Whether `count` configurations of a kernel may be timed now."""
+        if self.started is None:
+            self.started = self.clock()
+        if self.seconds >= self.max_seconds or self.timings.total() + count > self.max_timings:
+            self.refused[kernel] += 1
+            return False
+        self.timings[kernel] += count
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timing:
+    measure: Measure
+    budget: Budget
+    is_capturing: Callable[[], bool]
+
+
 class Tuner:
     """Which configuration each kernel uses for each kind of call on this process's device.
 
-    A call outside `tuning` never measures: it takes what was chosen, or the space's first. So nothing is tuned inside a
-    capture unless someone opens `tuning` there, which raises.
+    A call outside `tuning` never measures: it takes what was chosen for its kind, or for the nearest size, or the
+    space's first configuration that fits; `stand_ins` says which kinds had no choice of their own.
     """
 
     def __init__(self) -> None:
         self._chosen: dict[tuple[str, Key], int] = {}
-        self._measure: Callable[[Callable[[], Any]], float] | None = None
+        self._taken: dict[tuple[str, Key], int | None] = {}
+        self._timing: _Timing | None = None
+        self.stand_ins: dict[str, str] = {}
+        """`kernel|key` of calls without a choice -> what they run with."""
 
     def run(self, space: Space, key: Key, run: Run, fits: Callable[[Config], bool] | None = None) -> Any:
-        """`run(config)` with the configuration for `key`, which names all that the choice may depend on."""
-        configs = space.fitting(fits)
-        index = self._chosen.get((space.name, key))
-        if index is None and self._measure is not None and len(configs) > 1:
-            index = space.configs.index(self._fastest(configs, run))
-            self._chosen[space.name, key] = index
-        # Keys may stand for calls that not all fit what one of them chose.
-        is_chosen = index is not None and index < len(space.configs) and space.configs[index] in configs
-        return run(space.configs[index] if is_chosen else configs[0])
-
-    @contextmanager
-    def tuning(self, measure: Callable[[Callable[[], Any]], float], *, capturing: bool) -> Iterator[None]:
-        """Within this context calls that have no choice yet measure one: `measure(call)` -> its time in seconds.
+        """`run(config)` with the configuration for `key`.
 
         Raises:
-            ValueError: the stream is capturing.
+            ValueError: this call would be timed, and the stream is capturing.
         """
-        if capturing:
-            raise ValueError("kernels cannot be tuned while the stream is capturing: tune before the first graph")
-        self._measure = measure
+        configs = space.fitting(fits)
+        if len(configs) == 1:
+            return run(configs[0])
+        kind = space.name, key
+        if self._timing is not None and kind not in self._chosen:
+            self._choose(space, kind, configs, run, self._timing)
+        if kind not in self._taken:
+            self._taken[kind] = self._chosen[kind] if kind in self._chosen else self._stand_in(space, key)
+        index = self._taken[kind]
+        # Keys may stand for calls that not all fit what one of them chose.
+        is_there = index is not None and 0 <= index < len(space.configs) and space.configs[index] in configs
+        return run(space.configs[index] if is_there else configs[0])
+
+    @contextmanager
+    def tuning(self, measure: Measure, budget: Budget, is_capturing: Callable[[], bool]) -> Iterator[None]:
+        """Within this context calls that have no choice yet time their configurations, while the budget lasts."""
+        self._timing = _Timing(measure=measure, budget=budget, is_capturing=is_capturing)
         try:
             yield
         finally:
-            self._measure = None
+            self._timing = None
 
-    def _fastest(self, configs: tuple[Config, ...], run: Run) -> Config:
-        assert self._measure is not None, "only called while tuning"
-        times = [self._measure(lambda config=config: run(config)) for config in configs]
-        return configs[times.index(min(times))]
+    def choices(self) -> Mapping[tuple[str, Key], int]:
+        """(kernel, key) -> index among the space's configurations."""
+        return dict(self._chosen)
 
-    def choices(self) -> Mapping[str, int]:
-        """`kernel|key` -> index among the space's configurations."""
-        return {_label(name, key): index for (name, key), index in sorted(self._chosen.items(), key=repr)}
-
-    def save(self, path: Path, device: str) -> None:
-        """Write the choices made on `device`, whose name should say the compiler's and this package's versions."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        entries = [[name, list(key), index] for (name, key), index in sorted(self._chosen.items(), key=repr)]
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"device": device, "choices": entries}, indent=1))
-        partial.replace(path)
-
-    def load(self, path: Path, device: str) -> bool:
-        """Take the choices of `path`; False if there are none, or they were made on something else."""
-        if not path.is_file():
-            return False
-        content = json.loads(path.read_text())
-        if content["device"] != device:
-            return False
-        self._chosen.update({(name, tuple(key)): index for name, key, index in content["choices"]})
-        return True
+    def take(self, choices: Iterable[tuple[str, Key, int]]) -> None:
+        """Choices made before, of kernels as they are now."""
+        self._chosen.update({(name, key): index for name, key, index in choices})
+        self._forget_stand_ins()
 
     def clear(self) -> None:
         """Forget all choices."""
         self._chosen.clear()
+        self._forget_stand_ins()
+
+    def _choose(
+        self, space: Space, kind: tuple[str, Key], configs: tuple[Config, ...], run: Run, timing: _Timing
+    ) -> None:
+        if timing.is_capturing():
+            raise ValueError(f"{space.name} cannot be tuned while the stream is capturing: tune before the first graph")
+        if not timing.budget.allows(space.name, len(configs)):
+            return
+        times = [timing.measure(lambda config=config: run(config)) for config in configs]
+        self._chosen[kind] = space.configs.index(configs[times.index(min(times))])
+        self._forget_stand_ins()
+
+    def _stand_in(self, space: Space, key: Key) -> int | None:
+        """Of the nearest size that has a choice, or None."""
+        same = [other for name, other in self._chosen if name == space.name and other[:-1] == key[:-1]]
+        if not same:
+            self.stand_ins[_label(space.name, key)] = "its first configuration"
+            return None
+        nearest = min(same, key=lambda other: abs(_logarithm(other) - _logarithm(key)))
+        self.stand_ins[_label(space.name, key)] = f"the choice for size {nearest[-1]}"
+        return self._chosen[space.name, nearest]
+
+    def _forget_stand_ins(self) -> None:
+        self._taken.clear()
+        self.stand_ins.clear()
 
 
 def _label(name: str, key: Key) -> str:
     return f"{name}|{','.join(map(str, key))}"
 
 
+def _logarithm(key: Key) -> float:
+    size = key[-1]
+    assert isinstance(size, int), f"the last of {key} is no size"
+    return math.log2(max(size, 1))
+
+
 TUNER = Tuner()
-"""The one tuner of a process, which has one device."""
+"""The one tuner of a process, which has one device. Torch's dispatcher hands an operator's kernel its operands and
+nothing else, so that no object which owned a tuner could reach it."""
 
 
 def size_class(n: int) -> int:

@@ -39,6 +39,7 @@ def slow_paths(
         *(f"on the reference, {what}: {why}" for what, why in report.get("on_reference", {}).items()),
         *(f"compiled, {what}: {why}" for what, why in report.get("compiled", {}).items()),
         *(f"missing, {what}: {why}" for what, why in report.get("missing", {}).items()),
+        *(f"untuned, {what}: {why}" for what, why in report.get("untuned", {}).items()),
         *(f"declined, {calls} calls of {name}: {why}" for (name, why), calls in declined.items()),
     ]
 

@@ -91,6 +91,8 @@ class Runner(ABC):
         self.groups = tuple(groups)
         self.limits = limits
         self.counters = RunnerCounters()
+        self.shows_progress = False
+        """Whether long work of `warm_up` shows a progress bar on stderr."""
 
     @abstractmethod
     def select(self, counts: BatchCounts) -> Bucket:

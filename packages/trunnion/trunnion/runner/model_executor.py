@@ -77,6 +77,7 @@ class ModelExecutor:
         self._groups = BoundGroups(model, hardware, device, config.limits, loaded.breaks, self._gate)
         self._device = device
         self._runner = hardware.create_runner(model, self._groups.groups, config.limits, loaded.breaks)
+        self._runner.shows_progress = config.progress
         self._inputs = InputBuffers(
             config.limits,
             self._groups.cache_spec,
