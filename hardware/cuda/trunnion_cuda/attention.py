@@ -13,10 +13,13 @@ import numpy as np
 import torch
 
 from trunnion.contract import Field, LayerCaches
-from trunnion.interfaces.attention import GroupSpec, StepInputs
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion_cuda.cache_writes import cache_write
+from trunnion_cuda.capabilities import why_no_prefix_levels
+from trunnion_cuda.cascade import CascadeWrapper
 from trunnion_cuda.checks import check_caches, check_indices, check_rows
+from trunnion_cuda.levels import levels_of
 from trunnion_cuda.segments import Segments, has_no_context, segments_of
 from trunnion_cuda.workspaces import PlanMemory
 from trunnion_cuda.wrappers import (
@@ -34,7 +37,7 @@ from trunnion_cuda.wrappers import (
 class _Part:
     """A planned wrapper and the rows of the step that it serves."""
 
-    wrapper: DecodeWrapper | PrefillWrapper | RaggedWrapper
+    wrapper: DecodeWrapper | PrefillWrapper | RaggedWrapper | CascadeWrapper
     rows: slice
     is_ragged: bool = False
     """Keys and values are those of the rows, and are not read from the cache."""
@@ -64,6 +67,10 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         self._memory["decode"].lend_to(self._decode)
         for wrapper in filter(None, (self._prefill, self._ragged)):
             self._memory["prefill"].lend_to(wrapper)
+        self._cascade: CascadeWrapper | None = None
+        if self.accepts_prefix_levels(self.spec):
+            self._cascade = CascadeWrapper(self.spec, device, own=self._prefill)
+            self._memory["decode"].lend_to(self._cascade.shared)
         self.prefills: Counter[str] = Counter()
         self._graphs: dict[tuple[int, int], _GraphPlan] = {}
         self._parts: list[_Part] = []
@@ -79,6 +86,11 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
     def why_not_captured(cls, spec: GroupSpec) -> str | None:
         return None
 
+    @classmethod
+    def accepts_prefix_levels(cls, spec: GroupSpec) -> bool:
+        assert isinstance(spec, AttentionSpec), f"paged attention cannot run {spec}"
+        return why_no_prefix_levels(spec) is None
+
     def bind_kv_cache(self, cache_index: int, caches: LayerCaches) -> None:
         """As `Group.bind_kv_cache`.
 
@@ -89,7 +101,8 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         super().bind_kv_cache(cache_index, caches)
 
     def plan(self, step: StepInputs) -> None:
-        """Plan the step: one wrapper for a full graph, otherwise one for single-token decodes and one for the rest."""
+        """Plan the step: one wrapper for a full graph, or two levels where requests share pages; otherwise one wrapper
+        for single-token decodes and one for the rest."""
         slots = self.tensors(step.device).slot_mapping
         assert slots is not None
         check_indices(slot_mapping=slots, kv_indices=self.tensors(step.device).kv_indices)
@@ -102,13 +115,16 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
             return
         counts = step.counts
         assert counts.lens_are_exact, "FlashInfer's plan needs exact host lengths"
+        self._num_rows = counts.num_tokens
+        if (levels := self._plan_levels(step)) is not None:
+            self._parts = [levels]
+            return
         first = counts.num_decodes if counts.decode_query_len == 1 else 0
         self._parts = []
         if first:
             self._parts.append(self._plan_decodes(step, first))
         if counts.num_reqs > first:
             self._parts.append(self._plan_rest(step, first))
-        self._num_rows = counts.num_tokens
 
     def run(
         self,
@@ -140,6 +156,19 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         return out
 
     # Steps outside of full graphs.
+
+    def _plan_levels(self, step: StepInputs) -> _Part | None:
+        """All requests in two levels, if some of them share pages."""
+        if self._cascade is None:
+            return None
+        levels = levels_of(step, self.cache_index, block_size=self._block_size)
+        if levels is None:
+            return None
+        # No decodes are planned beside them: their memory is free.
+        self._cascade.plan(
+            levels, self._block_size, shared_memory=self._memory["decode"], own_memory=self._memory["prefill"]
+        )
+        return _Part(self._cascade, slice(0, step.counts.num_tokens))
 
     def _plan_decodes(self, step: StepInputs, count: int) -> _Part:
         host, device = self.tensors(step.host), self.tensors(step.device)

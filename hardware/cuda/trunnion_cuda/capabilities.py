@@ -39,6 +39,15 @@ def why_not_flashinfer(spec: AttentionSpec) -> str | None:
     return None
 
 
+def why_no_prefix_levels(spec: AttentionSpec) -> str | None:
+    """Why layers of a shape that FlashInfer runs cannot attend to shared pages in a level of their own, or None."""
+    if spec.window is not None:
+        return f"a window of {spec.window} tokens does not see all that requests share"
+    if spec.has_sinks:
+        return "FlashInfer's kernels add the sinks to the sum of each level, so that they would count twice"
+    return None
+
+
 def why_not_flashinfer_mla(spec: MLASpec) -> str | None:
     """Why FlashInfer's latent attention cannot run layers of this shape, or None if it can."""
     if spec.dtype not in DTYPES:

@@ -8,6 +8,7 @@ checked here and in `capabilities.py`. Of flashinfer 0.7.4.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +19,16 @@ from trunnion.interfaces.attention import GroupSpec, MLASpec, StepInputs
 from trunnion.reference.mla import ReferenceMLAGroup
 from trunnion_cuda.cache_writes import cache_write
 from trunnion_cuda.capabilities import BACKEND
-from trunnion_cuda.segments import segments_of
+from trunnion_cuda.levels import levels_of
+from trunnion_cuda.merge import merge_function
+from trunnion_cuda.segments import Segments, segments_of
 from trunnion_cuda.workspaces import PlanMemory, float_workspace
 
-CAUSAL = 1
+NOT_CAUSAL, CAUSAL = 0, 1
 MAX_WORK_ITEMS = 16384
 """Room of the kernel's schedule, which `plan` would write past."""
+_Parts = tuple[torch.Tensor, torch.Tensor]
+"""Of queries, or of cached keys: latent and rotated."""
 ALIGNMENT = 16
 """Bytes: the kernel loads and stores vectors of this size."""
 
@@ -37,16 +42,31 @@ def latent_module(spec: MLASpec) -> Any:
     ).build_and_load()
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One call of the kernel in each layer."""
+
+    info: list[int]
+    """Where the kernel's schedule lies in `memory`."""
+    memory: torch.Tensor
+    indices: torch.Tensor
+    rows: slice
+    mask: int = CAUSAL
+
+
 class FlashInferMLAGroup(ReferenceMLAGroup):
     """Caches as the reference has them: the kernel takes both parts of a row by their strides."""
 
     def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
         super().__init__(spec, num_layers, device)
-        self._memory = PlanMemory(device)
+        self._memory, self._shared_memory = PlanMemory(device), PlanMemory(device)
         self._own_indices = torch.empty(0, dtype=torch.int32, device=device)
         self._graphs: dict[tuple[int, int], list[int]] = {}
-        self._info: list[int] | None = None
-        self._indices = self._own_indices
+        self._own: _Planned | None = None
+        """Of all requests; None without any."""
+        self._shared: _Planned | None = None
+        """Of the pages that requests share, in a step with levels."""
+        self._merge = merge_function()
         self._num_rows = 0
         self._slots = self._own_indices
         self._write = cache_write(self.spec.dtype)
@@ -59,8 +79,12 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
     def why_not_captured(cls, spec: GroupSpec) -> str | None:
         return None
 
+    @classmethod
+    def accepts_prefix_levels(cls, spec: GroupSpec) -> bool:
+        return True
+
     def plan(self, step: StepInputs) -> None:
-        """Plan the step's requests at once, decodes and others.
+        """Plan the step's requests at once, decodes and others; in two levels where they share pages.
 
         Raises:
             ValueError: the step has more work than the kernel's schedule holds.
@@ -69,42 +93,55 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
         device = self.tensors(step.device)
         assert device.slot_mapping is not None and device.kv_indices is not None
         self._slots = device.slot_mapping
-        self._memory.next_step()
+        for memory in (self._memory, self._shared_memory):
+            memory.next_step()
+        self._own = self._shared = None
         if step.in_full_graph:
-            self._plan_graph(step, device.kv_indices)
+            self._own = self._plan_graph(step, device.kv_indices)
             return
         assert step.counts.lens_are_exact, "FlashInfer's plan needs exact host lengths"
-        self._num_rows, self._info = step.counts.num_tokens, None
+        self._num_rows = step.counts.num_tokens
         if not step.counts.num_reqs:
             return
-        found = segments_of(step, self.cache_index, block_size=self._block_size)
-        self._indices = device.kv_indices
-        if found.kv_indices is not None:
-            self._indices = torch.from_numpy(found.kv_indices).to(self.device)
-        lens = found.num_keys(self._block_size)
-        self._info = self._schedule(*map(torch.from_numpy, (found.qo_indptr, found.kv_indptr, lens)))
+        rows = slice(0, self._num_rows)
+        levels = levels_of(step, self.cache_index, block_size=self._block_size)
+        if levels is None:
+            found = segments_of(step, self.cache_index, block_size=self._block_size)
+            self._own = self._planned(found, device.kv_indices, rows, self._memory)
+            return
+        self._own = self._planned(levels.own, device.kv_indices, rows, self._memory)
+        self._shared = self._planned(levels.shared, device.kv_indices, levels.rows, self._shared_memory, NOT_CAUSAL)
 
-    def _plan_graph(self, step: StepInputs, indices: torch.Tensor) -> None:
+    def _planned(
+        self, found: Segments, indices: torch.Tensor, rows: slice, memory: PlanMemory, mask: int = CAUSAL
+    ) -> _Planned:
+        """The runs planned outside of full graphs; `indices` are the device's, for runs that have none of their own."""
+        if found.kv_indices is not None:
+            indices = torch.from_numpy(found.kv_indices).to(self.device)
+        return _Planned(self._schedule(found, memory, mask), memory.parts[0], indices, rows, mask)
+
+    def _plan_graph(self, step: StepInputs, indices: torch.Tensor) -> _Planned:
         num_reqs, self._num_rows = step.device.seq_lens.shape[0], self._slots.shape[0]
         key = (num_reqs, self._num_rows // num_reqs)
         found = segments_of(step, self.cache_index, block_size=self._block_size, padded_reqs=num_reqs, query_len=key[1])
-        self._indices = indices
         if found.kv_indices is not None:
             # Graphs of all buckets read the pages here, and one of them runs at a time.
             if self._own_indices.shape[0] < indices.shape[0]:
                 assert key not in self._graphs, "the indices of a captured graph have moved"
                 self._own_indices = torch.zeros_like(indices)
-            self._indices = self._own_indices[: indices.shape[0]]
+            indices = self._own_indices[: indices.shape[0]]
             host = self._memory.host_copies(found, key)["kv_indices"]
-            self._indices[: len(host)].copy_(host, non_blocking=True)
-        lens = found.num_keys(self._block_size)
-        self._info = self._schedule(*map(torch.from_numpy, (found.qo_indptr, found.kv_indptr, lens)))
-        captured = self._graphs.setdefault(key, self._info)
-        if captured != self._info:
-            raise RuntimeError(f"the plan of {key[0]} requests of {key[1]} tokens changed: {captured} -> {self._info}")
+            indices[: len(host)].copy_(host, non_blocking=True)
+        info = self._schedule(found, self._memory, CAUSAL)
+        captured = self._graphs.setdefault(key, info)
+        if captured != info:
+            raise RuntimeError(f"the plan of {num_reqs} requests of {key[1]} tokens changed: {captured} -> {info}")
+        return _Planned(info, self._memory.parts[0], indices, slice(0, self._num_rows))
 
-    def _schedule(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_lens: torch.Tensor) -> list[int]:
+    def _schedule(self, found: Segments, memory: PlanMemory, mask: int) -> list[int]:
         """Have the kernel's schedule written and uploaded -> where it lies."""
+        kv_lens = found.num_keys(self._block_size)
+        qo_indptr, kv_indptr, kv_lens = map(torch.from_numpy, (found.qo_indptr, found.kv_indptr, kv_lens))
         spec = self.spec
         rows = int(qo_indptr[-1]) * spec.num_qo_heads
         tile = 128 if rows // len(kv_lens) > 64 else 64
@@ -116,7 +153,7 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
                 f"{int(qo_indptr[-1])} tokens of {spec.num_qo_heads} heads are up to {most} pieces of work, and "
                 f"FlashInfer's latent attention holds {MAX_WORK_ITEMS}: lower max_num_tokens"
             )
-        int_workspace, host_workspace = self._memory.parts
+        int_workspace, host_workspace = memory.parts
         # By position: a compiled function's arguments have no names.
         info = latent_module(spec).plan(
             float_workspace(self.device),
@@ -127,7 +164,7 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
             kv_lens,
             spec.num_qo_heads,
             spec.kv_lora_rank,
-            True,
+            mask == CAUSAL,
         )
         return list(info)
 
@@ -158,29 +195,43 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
         self._write(kv_latent, k_rope, latent, rope, self._slots)
         if count < out.shape[0]:
             out[count:] = 0
-        if self._info is None:
+        if self._own is None:
             return out
+        queries, cache = (q_latent, q_rope), (latent, rope)
+        if self._shared is None:
+            self._attend(self._own, queries, cache, out[:count])
+            return out
+        rows = self._shared.rows
+        shared = torch.empty_like(out[rows])
+        own_lse, shared_lse = (torch.empty(x.shape[:2], dtype=torch.float32, device=x.device) for x in (out, shared))
+        self._attend(self._own, queries, cache, out[:count], own_lse[:count])
+        self._attend(self._shared, queries, cache, shared, shared_lse)
+        self._merge(out[rows], own_lse[rows], shared, shared_lse)
+        return out
+
+    def _attend(
+        self, planned: _Planned, queries: _Parts, cache: _Parts, out: torch.Tensor, lse: torch.Tensor | None = None
+    ) -> None:
+        """The planned rows of the step's queries, into `out`, and their log2-sum-exps into `lse`."""
+        spec = self.spec
         latent_module(spec).run(
             float_workspace(self.device),
-            self._memory.parts[0],
-            self._info,
-            q_latent[:count],
-            q_rope[:count],
-            latent,
-            rope,
-            self._indices,
-            out[:count],
-            None,  # no log-sum-exp
-            CAUSAL,
+            planned.memory,
+            planned.info,
+            *(part[planned.rows] for part in queries),
+            *cache,
+            planned.indices,
+            out,
+            lse,
+            planned.mask,
             spec.num_qo_heads,
             self._block_size,
             spec.scale,
-            False,
+            False,  # the base is 2
             1.0,  # scales of caches in float8, which these are not
             1.0,
             None,
         )
-        return out
 
     def _check(self, name: str, rows: torch.Tensor, width: int) -> None:
         spec = self.spec
