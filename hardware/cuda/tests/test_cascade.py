@@ -226,7 +226,7 @@ def _decodes(shared_blocks: int = 0) -> ForwardBatch:
 
 
 def test_a_step_with_levels_runs_between_pieces(tmp_path) -> None:
-    """Decodes in a graph, then with shared blocks in pieces, with two launches in each layer, then in the graph again."""
+    """Decodes in a graph, with shared blocks in pieces, which launch twice in each layer, and in the graph again."""
     simulation = pytest.importorskip("cuda_simulator").simulation()
     folder = write_tiny_llama(tmp_path, head_dim=64)
     executor = ModelExecutor.create(
