@@ -44,7 +44,7 @@ def _logits(rows: int, experts: int) -> torch.Tensor:
 def _experts(noise: Noise, rows: int) -> Arguments:
     """The last expert gets no token."""
     weights = torch.rand(rows, 2)
-    ids = torch.rand(rows, 4).argsort(dim=1)[:, :2]
+    ids = torch.rand(rows, 4).argsort(dim=1)[:, :2].contiguous()
     return [noise(rows, 16), noise(5, 14, 16), noise(5, 16, 7), weights, ids]
 
 
@@ -52,11 +52,12 @@ E4M3 = torch.float8_e4m3fn
 
 
 def _codes(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return (torch.randn(*shape) * (40 if dtype == torch.int8 else 1)).to(dtype)
+    return (torch.randn(*shape) * 40).to(dtype)
 
 
 def _scales(*shape: int) -> torch.Tensor:
-    return torch.rand(*shape) * 0.02 + 0.001
+    """Products of such codes are of the size of what they are multiplied by."""
+    return torch.rand(*shape) * 0.003 + 0.0005
 
 
 def _blocks(noise: Noise, rows: int, features: int, block: tuple[int, int], bias: bool) -> Arguments:

@@ -16,14 +16,14 @@ from tests.matrix.conftest import quick_cards
 
 QUICK = (
     "llama-quick",
-    "llama-fp8-blocks",
-    "llama-w8a8",
     "gemma3-quick",
     "qwen2_5_vl-quick",
     "deepseek_v2-quick",
+    "deepseek_v2-fp8-blocks",
+    "deepseek_v2-w8a8",
     "qwen3_next-quick",
 )
-"""Families that are not here, qwen2 and qwen3, use operators of llama only."""
+"""What is not here uses operators of these only: qwen2 and qwen3 those of llama, its quantised cards deepseek_v2's."""
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_SECONDS = 280
 if torch.cuda.get_device_name() != "simulated":

@@ -1,4 +1,4 @@
-"""A machine without Triton: everything runs on what is left, and says why."""
+"""What runs on the reference: no operator with Triton; without, everything runs on what is left, and says why."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def test_groups_and_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CudaHardware().group_class(RECURRENT) == (CapturedRecurrentGroup, "triton is not installed")
     reasons = CudaHardware().on_reference()
     assert {"rms_norm", "merge_states"} <= set(reasons) and set(reasons.values()) == {"triton is not installed"}
+
+
+def test_with_triton_no_operator_is_left_to_the_reference() -> None:
+    package = CudaHardware()
+    package.initialize(0)
+    assert package.on_reference() == {}

@@ -16,6 +16,7 @@ from trunnion_cuda.kernels import (
     moe,
     norm,
     paged_attention,
+    quantised_experts,
     quantised_linear,
     rotary_embedding,
     routing,
@@ -149,6 +150,18 @@ def _quantised_linear(num_tokens: int, dtype: torch.dtype, block: int = 0) -> ob
     return quantised_linear.multiply(values, scales, weight, weight_scale, _empty(6144), like)
 
 
+def _quantised_experts(num_tokens: int, dtype: torch.dtype, blocks: bool = False) -> object:
+    sizes, scales = ((1536, 2048), (2048, 768)), ((12, 16), (16, 6)) if blocks else ((1536,), (2048,))
+    routing = _empty(num_tokens, 8, dtype=FP32), torch.empty((num_tokens, 8), dtype=torch.int64)
+    w13, w2 = (
+        quantised_experts.Weights(
+            _empty(64, *size, dtype=dtype), _empty(64, *of_size, dtype=FP32), *((128, 128) if blocks else ())
+        )
+        for size, of_size in zip(sizes, scales, strict=True)
+    )
+    return quantised_experts.sum_of_experts(_empty(num_tokens, 2048), w13, w2, *routing)
+
+
 def cases() -> tuple[Case, ...]:
     """All of them; names are unique."""
     row, weight = _empty(17, 7168), _empty(7168)
@@ -156,6 +169,9 @@ def cases() -> tuple[Case, ...]:
     decode, prefill = (tiles("_attention_kernel") for tiles in (_small_tiles, _large_tiles))
     chunks = _small_tiles("_inverse_kernel", "_chunks_kernel")
     linear = _small_tiles("_linear_kernel")
+    experts, large_experts = (tiles("_scaled_experts_kernel") for tiles in (_small_tiles, _large_tiles))
+    # Tensor memory takes no int8 from Triton.
+    int8_experts = {"_scaled_experts_kernel": {**large_experts["_scaled_experts_kernel"], SM100A: MMA_SYNC}}
     return (
         Case(name="rms_norm", call=lambda: norm.rms_norm(row, weight, 1e-6, False), quick=True),
         Case(name="rms_norm_heads", call=lambda: norm.rms_norm(_empty(17, 32, 128), _empty(128), 1e-6, True)),
@@ -212,6 +228,17 @@ def cases() -> tuple[Case, ...]:
         Case(name="linear_fp8_blocks", call=lambda: _quantised_linear(4, FP8, 128), architectures=WITH_FP8,
              quick=True),
         Case(name="linear_fp8_blocks_prefill", call=lambda: _quantised_linear(512, FP8, 128), architectures=WITH_FP8),
+        Case(name="experts_int8_decode", call=lambda: _quantised_experts(4, torch.int8), mma=experts, quick=True),
+        Case(name="experts_int8_mixed", call=lambda: _quantised_experts(512, torch.int8)),
+        Case(name="experts_int8_prefill", call=lambda: _quantised_experts(4096, torch.int8), mma=int8_experts),
+        Case(name="experts_fp8_decode", call=lambda: _quantised_experts(4, FP8), mma=experts, architectures=WITH_FP8),
+        Case(name="experts_fp8_prefill", call=lambda: _quantised_experts(4096, FP8), mma=large_experts,
+             architectures=WITH_FP8),
+        Case(name="experts_fp8_blocks", call=lambda: _quantised_experts(4, FP8, True), mma=experts,
+             architectures=WITH_FP8, quick=True),
+        Case(name="experts_fp8_blocks_mixed", call=lambda: _quantised_experts(512, FP8, True), architectures=WITH_FP8),
+        Case(name="experts_fp8_blocks_prefill", call=lambda: _quantised_experts(4096, FP8, True), mma=large_experts,
+             architectures=WITH_FP8),
         Case(name="gated_delta_tokens", call=lambda: _delta_rule(8)),
         Case(name="gated_delta_chunks", call=lambda: _delta_rule(1000), mma=chunks, quick=True),
         Case(name="gated_delta_tokens_fp32", call=lambda: _delta_rule(1000, FP32)),

@@ -17,11 +17,22 @@ def kernels() -> Mapping[str, Callable[..., Any]]:
         gated_delta,
         moe,
         norm,
+        quantised_experts,
         quantised_linear,
         rotary_embedding,
         routing,
         sampled_ids,
     )
 
-    modules = activation, gated_delta, moe, norm, quantised_linear, rotary_embedding, routing, sampled_ids
+    modules = (
+        activation,
+        gated_delta,
+        moe,
+        norm,
+        quantised_experts,
+        quantised_linear,
+        rotary_embedding,
+        routing,
+        sampled_ids,
+    )
     return {name: function for module in modules for name, function in module.kernels().items()}

@@ -109,14 +109,12 @@ def _combine_kernel(values, weights, ids, out, num_experts, size, TOP_K: tl.cons
 
 
 def sum_of_choices(
-    values: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, num_experts: int
-) -> torch.Tensor:
-    """values [T * k, H], weights and ids [T, k] -> [T, H]: weighted rows of each token, added up in float32."""
+    values: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, out: torch.Tensor
+) -> None:
+    """values [T * k, H], weights and ids [T, k] -> out [T, H]: weighted rows of each token, added up in float32."""
     (num_tokens, top_k), hidden = topk_ids.shape, values.shape[1]
-    out = torch.empty((num_tokens, hidden), dtype=values.dtype, device=values.device)
     block = min(power_of_two(hidden), 1024)
     launch(
         _combine_kernel, (num_tokens, ceil_div(hidden, block)),
         values, topk_weights, topk_ids, out, num_experts, hidden, TOP_K=top_k, BLOCK=block,
     )  # fmt: skip
-    return out

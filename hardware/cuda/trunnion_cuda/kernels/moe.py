@@ -97,14 +97,15 @@ def fused_experts(
     if topk_weights.dtype != torch.float32 or topk_ids.dtype != torch.int64 or not x.dtype == w13.dtype == w2.dtype:
         return decline("fused_experts", "dtypes that differ", x, *tensors)
     (num_tokens, hidden), num_experts, top_k = x.shape, w13.shape[0], topk_ids.shape[1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_tokens == 0:
-        return torch.empty_like(x)
+        return out
 
-    def run(config: Config) -> torch.Tensor:
+    def run(config: Config) -> None:
         blocks = sort_by_expert(topk_ids, num_experts, config["M"])
         gated = _multiply(x, w13, blocks, config, top_k, gated=True)
         values = _multiply(gated, w2, blocks, config, 1, gated=False)
-        return sum_of_choices(values, topk_weights, topk_ids, num_experts)
+        sum_of_choices(values, topk_weights, topk_ids, num_experts, out)
 
     def fits(config: Config) -> bool:
         if x.dtype == torch.float32:
@@ -113,7 +114,7 @@ def fused_experts(
         return suits(config["M"], num_tokens * top_k / num_experts)
 
     key = str(x.dtype), num_experts, hidden, w2.shape[2], top_k, size_class(num_tokens)
-    out: torch.Tensor = TUNER.run(SPACE, key, run, fits)
+    TUNER.run(SPACE, key, run, fits)
     return out
 
 
