@@ -1,5 +1,6 @@
 /* Each rule of the contract broken once, with the field that must be named; wrong threads, forks and creations too. */
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -133,7 +134,7 @@ static const fault faults[] = {
     {"a field the group does not have", "groups[0].state_indices", foreign_field},
 };
 
-static void expect_refused(host *h, offer *o, const char *what, const char *field) {
+void expect_refused(host *h, offer *o, const char *what, const char *field) {
   trn_forward_output output = {.struct_size = sizeof output};
   const trn_status status = trn_executor_execute(h->executor, &o->batch, &output);
   if (status != TRN_REFUSED) fail("%s: status %d, expected REFUSED", what, (int)status);
@@ -161,6 +162,17 @@ static void expect_empty_step(host *h) {
   if (trn_executor_wait(h->executor, output.fence + 1) != TRN_REFUSED) fail("a fence from the future was accepted");
 }
 
+/* Whose batch ends before num_prefixes: what lies behind it is not read. */
+static void expect_older_host(host *h, const offer *good) {
+  static offer older;
+  copy_offer(h, &older, good);
+  older.batch.struct_size = offsetof(trn_forward_batch, num_prefixes);
+  older.batch.num_prefixes = 77;
+  check(h, trn_executor_validate(h->executor, &older.batch), "an older host's batch");
+  older.batch.struct_size = sizeof older.batch;
+  if (trn_executor_validate(h->executor, &older.batch) != TRN_REFUSED) fail("77 prefixes were not seen");
+}
+
 void try_faults(host *h, const offer *good) {
   static offer bad;
   take_snapshot(h);
@@ -174,6 +186,8 @@ void try_faults(host *h, const offer *good) {
     expect_refused(h, &bad, faults[i].what, faults[i].field);
     ++tried;
   }
+  expect_older_host(h, good);
+  try_level_faults(h, good);
   expect_empty_step(h);
   printf("faults %d refused %d of %d\n", h->step, tried, count);
 }

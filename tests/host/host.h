@@ -19,6 +19,7 @@ enum {
   NUM_BLOCKS = 64,
   NUM_STATES = 8,
   NUM_REQUESTS = 3,
+  COMMON = 8, /* leading tokens of all prompts with --levels */
   NEW_TOKENS = 24,
   MAX_CACHE_TENSORS = 128
 };
@@ -31,6 +32,7 @@ typedef struct options {
   uint64_t seed; /* of block ids, request order and mutants */
   bool own;      /* offer the host's own tensors, not the lent buffers */
   bool allocate; /* let the executor allocate the caches */
+  bool levels;   /* prompts begin alike, their blocks are shared, and batches say so */
   bool device;   /* device staging: the next step's ids are sampled where the rows lie */
 } options;
 
@@ -53,10 +55,11 @@ typedef struct group_arrays {
 typedef struct batch_arrays {
   int32_t input_ids[MAX_TOKENS], positions[MAX_TOKENS], query_start_loc[MAX_SEQS + 1], seq_lens[MAX_SEQS];
   int32_t logits_indices[MAX_ROWS];
+  int32_t prefix_indptr[MAX_SEQS + 1], prefix_lens[MAX_SEQS];
   group_arrays groups[MAX_GROUPS];
 } batch_arrays;
 
-enum { BATCH_FIELDS = 5, GROUP_FIELDS = 9, MAX_FIELDS = BATCH_FIELDS + GROUP_FIELDS * MAX_GROUPS };
+enum { BATCH_FIELDS = 7, GROUP_FIELDS = 9, MAX_FIELDS = BATCH_FIELDS + GROUP_FIELDS * MAX_GROUPS };
 
 /* One tensor as it is offered: a DLTensor with its own shape and strides. */
 typedef struct offered {
@@ -113,6 +116,10 @@ bool build_step(host *h, offer *o);
 void finish_step(host *h, const trn_forward_output *output);
 void forget_step(host *h);
 
+/* levels.c */
+void share_blocks(host *h);
+void say_levels(host *h, offer *o);
+
 /* offer.c */
 void name_fields(const host *h, offer *o);
 void bind_offer(const host *h, offer *o);
@@ -128,7 +135,11 @@ bool oracle_allows(const host *h, const offer *o);
 void mutate(host *h, offer *o);
 void fuzz(host *h, const offer *good, int count);
 
+/* level_faults.c */
+void try_level_faults(host *h, const offer *good);
+
 /* faults.c */
+void expect_refused(host *h, offer *o, const char *what, const char *field);
 void try_faults(host *h, const offer *good);
 void try_lifetime(host *h);
 void try_creation(const host *h);

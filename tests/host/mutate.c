@@ -18,7 +18,7 @@ static void mutate_count(host *h, offer *o) {
   int32_t *counts[] = {&o->batch.num_tokens,       &o->batch.num_reqs,      &o->batch.num_logits,
                        &o->batch.num_decodes,      &o->batch.decode_query_len, &o->batch.max_query_len,
                        &o->batch.max_seq_len,      &o->batch.lens_are_exact, &o->batch.buffer_set,
-                       &o->batch.num_groups};
+                       &o->batch.num_groups,       &o->batch.num_prefixes};
   int32_t *count = counts[below(&h->mutants, (int)(sizeof counts / sizeof *counts))];
   *count = random_value(h, *count);
 }
@@ -110,6 +110,19 @@ static void mutate_request(host *h, offer *o) {
   derive(h, o, g);
 }
 
+/* Ranges that are cut, joined or longer, in values that are right by themselves. */
+static void mutate_levels(host *h, offer *o) {
+  batch_arrays *a = &o->arrays;
+  const int p = below(&h->mutants, o->batch.num_prefixes);
+  switch (below(&h->mutants, 4)) {
+    case 0: a->prefix_lens[p] += BLOCK; break;
+    case 1: a->prefix_lens[p] -= BLOCK; break;
+    case 2: a->prefix_lens[p] = a->prefix_lens[below(&h->mutants, o->batch.num_prefixes)]; break;
+    default:
+      if (o->batch.num_prefixes > 1) a->prefix_indptr[--o->batch.num_prefixes] = o->batch.num_reqs;
+  }
+}
+
 static void mutate_once(host *h, offer *o) {
   offered *f = &o->fields[below(&h->mutants, o->num_fields)];
   const int kind = below(&h->mutants, 8);
@@ -121,6 +134,10 @@ static void mutate_once(host *h, offer *o) {
 void mutate(host *h, offer *o) {
   if (below(&h->mutants, 4) == 0) {
     mutate_request(h, o);
+    return;
+  }
+  if (o->batch.num_prefixes > 0 && below(&h->mutants, 4) == 0) {
+    mutate_levels(h, o);
     return;
   }
   const int changes = 1 + below(&h->mutants, 3);

@@ -10,7 +10,7 @@ typedef struct field_rule {
   size_t pointer;  /* of the DLTensor pointer in trn_forward_batch or trn_group_batch */
   size_t lent;     /* of the pointer in trn_input_buffers or trn_group_buffers */
   int capacity;
-  char rows; /* t tokens, r requests, b requests + 1, n logits rows, m table, c CSR */
+  char rows; /* t tokens, r requests, b requests + 1, n logits rows, p prefixes, q prefixes + 1, m table, c CSR */
 } field_rule;
 
 #define BATCH_RULE(field, capacity, rows) \
@@ -23,7 +23,8 @@ typedef struct field_rule {
 static const field_rule batch_rules[BATCH_FIELDS] = {
     BATCH_RULE(input_ids, MAX_TOKENS, 't'),       BATCH_RULE(positions, MAX_TOKENS, 't'),
     BATCH_RULE(query_start_loc, MAX_SEQS + 1, 'b'), BATCH_RULE(seq_lens, MAX_SEQS, 'r'),
-    BATCH_RULE(logits_indices, MAX_ROWS, 'n'),
+    BATCH_RULE(logits_indices, MAX_ROWS, 'n'),    BATCH_RULE(prefix_indptr, MAX_SEQS + 1, 'q'),
+    BATCH_RULE(prefix_lens, MAX_SEQS, 'p'),
 };
 
 static const field_rule group_rules[GROUP_FIELDS] = {
@@ -43,6 +44,8 @@ static int rows_of(const offer *o, char rows, int group) {
     case 't': return o->batch.num_tokens;
     case 'b': return o->batch.num_reqs + 1;
     case 'n': return o->batch.num_logits;
+    case 'p': return o->batch.num_prefixes;
+    case 'q': return o->batch.num_prefixes + 1;
     case 'c': return o->arrays.groups[group].kv_indptr[o->batch.num_reqs];
     default: return o->batch.num_reqs;
   }
@@ -76,7 +79,10 @@ static void add_field(const host *h, offer *o, const field_rule *rule, int group
 
 void name_fields(const host *h, offer *o) {
   o->num_fields = 0;
-  for (int i = 0; i < BATCH_FIELDS; ++i) add_field(h, o, &batch_rules[i], -1);
+  for (int i = 0; i < BATCH_FIELDS; ++i) {
+    const bool level = batch_rules[i].rows == 'p' || batch_rules[i].rows == 'q';
+    if (!level || h->info.accepts_prefix_levels) add_field(h, o, &batch_rules[i], -1);
+  }
   for (int g = 0; g < h->info.num_groups; ++g) {
     for (int i = 0; i < GROUP_FIELDS; ++i) {
       if (group_has(h, g, group_rules[i].name)) add_field(h, o, &group_rules[i], g);
@@ -139,6 +145,7 @@ trn_status execute(host *h, offer *o, trn_forward_output *output) {
   fill_lent(h, o, o->batch.buffer_set);
   trn_forward_batch batch = o->batch;
   batch.input_ids = batch.positions = batch.query_start_loc = batch.seq_lens = batch.logits_indices = NULL;
+  batch.prefix_indptr = batch.prefix_lens = NULL;
   batch.groups = NULL;
   batch.num_groups = 0;
   return trn_executor_execute(h->executor, &batch, output);

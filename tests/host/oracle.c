@@ -24,7 +24,8 @@ static bool counts_allowed(const host *h, const trn_forward_batch *b) {
   return b->struct_size >= sizeof *b && b->buffer_set >= 0 && b->buffer_set < h->info.num_buffer_sets &&
          b->num_tokens >= 0 && b->num_tokens <= MAX_TOKENS && b->num_reqs >= 0 && b->num_reqs <= MAX_SEQS &&
          b->num_logits >= 0 && b->num_logits <= MAX_ROWS && b->num_decodes >= 0 && b->num_decodes <= b->num_reqs &&
-         b->decode_query_len >= 1 && b->decode_query_len <= 1 &&
+         b->decode_query_len >= 1 && b->decode_query_len <= 1 && b->num_prefixes >= 0 &&
+         b->num_prefixes <= (h->info.accepts_prefix_levels ? b->num_reqs : 0) &&
          (b->lens_are_exact == 1 || (b->lens_are_exact == 0 && h->info.accepts_upper_bound_lens)) &&
          (b->groups == NULL || b->num_groups == h->info.num_groups);
 }
@@ -35,8 +36,12 @@ static int64_t rows_needed(const offer *o, const char *name) {
   if (strcmp(name, "query_start_loc") == 0 || strstr(name, "kv_indptr")) return b->num_reqs + 1;
   if (strcmp(name, "logits_indices") == 0) return b->num_logits;
   if (strstr(name, "kv_indices")) return 0;
+  if (strcmp(name, "prefix_indptr") == 0) return b->num_prefixes + 1;
+  if (strcmp(name, "prefix_lens") == 0) return b->num_prefixes;
   return b->num_reqs;
 }
+
+static bool is_level(const char *name) { return strncmp(name, "prefix_", 7) == 0; }
 
 static bool requests_allowed(const offer *o) {
   const trn_forward_batch *b = &o->batch;
@@ -113,6 +118,38 @@ static bool writes_apart(const offer *o, int g) {
   return true;
 }
 
+/* Every pair of a range, block by block. */
+static bool pair_shares(const host *h, const offer *o, int one, int other, int tokens) {
+  for (int g = 0; g < h->info.num_groups; ++g) {
+    if (h->groups[g].kind != TRN_CACHE_FULL && h->groups[g].kind != TRN_CACHE_MLA) continue;
+    const int32_t *table = o->arrays.groups[g].block_table;
+    const int width = h->groups[g].max_blocks_per_seq;
+    for (int j = 0; j < tokens / BLOCK; ++j) {
+      if (table[one * width + j] != table[other * width + j]) return false;
+    }
+  }
+  return true;
+}
+
+static bool levels_allowed(const host *h, const offer *o) {
+  const batch_arrays *a = &o->arrays;
+  const int count = o->batch.num_prefixes;
+  if (count == 0) return true;
+  if (a->prefix_indptr[0] != 0 || a->prefix_indptr[count] != o->batch.num_reqs) return false;
+  for (int p = 0; p < count; ++p) {
+    if (a->prefix_indptr[p + 1] <= a->prefix_indptr[p] || a->prefix_indptr[p + 1] > o->batch.num_reqs) return false;
+    const int tokens = a->prefix_lens[p];
+    if (tokens < 0 || tokens % BLOCK != 0) return false;
+    for (int r = a->prefix_indptr[p]; r < a->prefix_indptr[p + 1]; ++r) {
+      if (a->positions[a->query_start_loc[r]] < tokens) return false;
+      for (int s = a->prefix_indptr[p]; s < r; ++s) {
+        if (!pair_shares(h, o, s, r, tokens)) return false;
+      }
+    }
+  }
+  return true;
+}
+
 static bool states_allowed(const host *h, const offer *o, int g) {
   const group_arrays *a = &o->arrays.groups[g];
   for (int r = 0; r < o->batch.num_reqs; ++r) {
@@ -130,6 +167,7 @@ bool oracle_allows(const host *h, const offer *o) {
   if (!counts_allowed(h, &o->batch)) return false;
   for (int i = 0; i < o->num_fields; ++i) {
     const offered *f = &o->fields[i];
+    if (is_level(f->name) && o->batch.num_prefixes == 0) continue;
     if (!tensor_allowed(f, rows_needed(o, f->name))) return false;
     if (is_table(f->name) && f->shape[1] != h->groups[f->group].max_blocks_per_seq) return false;
   }
@@ -144,6 +182,7 @@ bool oracle_allows(const host *h, const offer *o) {
     }
     if (!writes_apart(o, g)) return false;
   }
+  if (!levels_allowed(h, o)) return false;
   for (int i = 0; i < o->num_fields; ++i) {
     const offered *f = &o->fields[i];
     if (!strstr(f->name, "kv_indices")) continue;

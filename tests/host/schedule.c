@@ -29,6 +29,7 @@ void start_requests(host *h) {
     request *q = &h->requests[r];
     q->num_prompt = q->num_tokens = prompt_lens[r];
     for (int i = 0; i < q->num_prompt; ++i) q->tokens[i] = below(&prompts, h->info.vocab_size);
+    if (h->options.levels) memcpy(q->tokens, h->requests[0].tokens, COMMON * sizeof(int32_t));
     for (int g = 0; g < h->info.num_groups; ++g) {
       if (h->groups[g].kind == TRN_CACHE_RECURRENT) q->state = take_block(h, g);
     }
@@ -120,6 +121,7 @@ static void fill_row(host *h, offer *o, int row, int begin) {
 bool build_step(host *h, offer *o) {
   const int rows = choose(h);
   if (rows == 0) return false;
+  if (h->options.levels) share_blocks(h);
   memset(o, 0, sizeof *o);
   trn_forward_batch *batch = &o->batch;
   *batch = (trn_forward_batch){.struct_size = sizeof *batch,
@@ -136,6 +138,7 @@ bool build_step(host *h, offer *o) {
     if (h->query_lens[row] > batch->max_query_len) batch->max_query_len = h->query_lens[row];
     if (o->arrays.seq_lens[row] > batch->max_seq_len) batch->max_seq_len = o->arrays.seq_lens[row];
   }
+  if (h->options.levels && h->info.accepts_prefix_levels) say_levels(h, o);
   name_fields(h, o);
   bind_offer(h, o);
   return true;

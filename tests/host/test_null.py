@@ -54,6 +54,41 @@ def test_ten_thousand_malformed_batches(null_host: Host, model: str) -> None:
     assert sum(int(line[2]) + int(line[4]) for line in fuzzed.of("fuzz")) == 10000
 
 
+LEVELS = ["null:levels=1", "null:levels=1,csr=1,recurrent=1,window=6", "null:levels=1,window=0,layers=1,vocab=7"]
+
+
+@pytest.mark.parametrize("model", LEVELS)
+def test_what_is_said_of_shared_blocks_changes_no_result(null_host: Host, model: str) -> None:
+    """Prompts that begin alike; the null executor accepts levels, and computes what it does without."""
+    expected = null_host("--model", model.replace("levels=1", "levels=0"), "--levels")
+    assert expected.stats["prefix_level_steps"] == 0
+    for way in ((), ("--own",), ("--chunk", "5", "--seed", "7")):
+        run = null_host("--model", model, "--levels", *way)
+        assert served(run) == served(expected), way
+        assert 10 < run.stats["prefix_level_steps"] < run.stats["executes"], way
+    assert null_host("--model", model, "--levels").stats["copied_tensors"] == 0
+
+
+@pytest.mark.parametrize("model", LEVELS)
+def test_every_fault_of_levels_is_refused_by_name(null_host: Host, model: str) -> None:
+    clean = null_host("--model", model, "--levels")
+    faulty = null_host("--model", model, "--levels", "--mode", "faults")
+    assert served(faulty) == served(clean)
+    assert faulty.of("logits") == clean.of("logits")
+    tried = faulty.of("level_faults")
+    assert {line[2] for line in tried} == {"9"} and len(tried) == len(clean.of("logits"))
+    assert "1" in {line[4] for line in tried}, "requests that were cached further than they share"
+
+
+@pytest.mark.parametrize("model", LEVELS)
+def test_ten_thousand_malformed_batches_with_levels(null_host: Host, model: str) -> None:
+    clean = null_host("--model", model, "--levels", "--seed", "3")
+    fuzzed = null_host("--model", model, "--levels", "--mode", "fuzz", "--count", "10000", "--seed", "3")
+    assert served(fuzzed) == served(clean)
+    assert fuzzed.of("logits") == clean.of("logits")
+    assert sum(int(line[2]) for line in fuzzed.of("fuzz")) > 7000, "most mutants are malformed"
+
+
 @pytest.mark.parametrize("step", [1, 2, 6, 20])
 def test_failed_step_is_recomputed(null_host: Host, step: int) -> None:
     for base in ("null:", "null:recurrent=1,window=6,"):
@@ -110,7 +145,7 @@ def test_sanitizers_find_nothing(tmp_path_factory: pytest.TempPathFactory) -> No
     options = [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX")]
     folder = tmp_path_factory.mktemp("sanitized")
     build = cmake_build(HERE, folder, "-DTRUNNION_HOST_PYTHON=OFF", "-DTRUNNION_HOST_SERVING=OFF", *options)
-    for model in MODELS:
+    for model in [*MODELS, *LEVELS]:
         for arguments in (("--mode", "fuzz", "--count", "30000"), ("--mode", "faults"), ("--mode", "lifetime")):
             run = run_host([str(build / "host"), "--model", model, *arguments])
             assert run.returncode == 0, run.stderr

@@ -13,13 +13,15 @@ namespace {
 static_assert(sizeof(trn_group_buffers) == 9 * sizeof(void*));
 static_assert(offsetof(trn_input_buffers, groups) == offsetof(trn_input_buffers, input_ids) + 7 * sizeof(void*));
 static_assert(offsetof(trn_forward_batch, input_ids) == 12 * sizeof(int32_t));
+static_assert(sizeof(trn_input_buffers) == offsetof(trn_input_buffers, prefix_lens) + sizeof(void*));
+static_assert(sizeof(trn_forward_batch) == offsetof(trn_forward_batch, prefix_lens) + sizeof(void*));
 
 // The order on the wire.
 constexpr std::array kCounts = {
     &trn_forward_batch::buffer_set,    &trn_forward_batch::num_tokens,       &trn_forward_batch::num_reqs,
     &trn_forward_batch::num_logits,    &trn_forward_batch::num_decodes,      &trn_forward_batch::decode_query_len,
     &trn_forward_batch::max_query_len, &trn_forward_batch::max_seq_len,      &trn_forward_batch::lens_are_exact,
-    &trn_forward_batch::hidden_source,
+    &trn_forward_batch::hidden_source, &trn_forward_batch::num_prefixes,
 };
 
 // Blocks of one row of a table: block 0 is never a request's, so the first 0 is the row's end.
@@ -49,6 +51,10 @@ void BatchCodec::encode(const trn_forward_batch& batch, const trn_input_buffers&
   writer.put_array(from.logits_indices, static_cast<size_t>(batch.num_logits));
   if (facts_.has_hidden_indices) writer.put_array(from.hidden_indices, num_tokens);
   if (facts_.has_encoder_indices) writer.put_array(from.encoder_indices, num_tokens);
+  if (const auto num_prefixes = static_cast<size_t>(batch.num_prefixes); num_prefixes > 0) {
+    writer.put_array(from.prefix_indptr, num_prefixes + 1);
+    writer.put_array(from.prefix_lens, num_prefixes);
+  }
   for (size_t g = 0; g < facts_.groups.size(); ++g) {
     const trn_group_buffers& group = from.groups[g];
     if (facts_.groups[g].recurrent) {
@@ -116,6 +122,7 @@ trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
   check_count(batch.num_tokens, facts_.limits.max_num_tokens, "num_tokens");
   check_count(batch.num_reqs, facts_.limits.max_num_seqs, "num_reqs");
   check_count(batch.num_logits, facts_.limits.max_logits_rows, "num_logits");
+  check_count(batch.num_prefixes, facts_.accepts_prefix_levels ? batch.num_reqs : 0, "num_prefixes");
   const trn_input_buffers& to = sets[static_cast<size_t>(batch.buffer_set)];
   const auto num_tokens = static_cast<size_t>(batch.num_tokens);
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
@@ -126,6 +133,10 @@ trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
   reader.take(to.logits_indices, static_cast<size_t>(batch.num_logits));
   if (facts_.has_hidden_indices) reader.take(to.hidden_indices, num_tokens);
   if (facts_.has_encoder_indices) reader.take(to.encoder_indices, num_tokens);
+  if (const auto num_prefixes = static_cast<size_t>(batch.num_prefixes); num_prefixes > 0) {
+    reader.take(to.prefix_indptr, num_prefixes + 1);
+    reader.take(to.prefix_lens, num_prefixes);
+  }
   for (size_t g = 0; g < facts_.groups.size(); ++g) decode_group(reader, facts_.groups[g], to.groups[g], batch);
   decode_images(reader, images, batch);
   reader.expect_end();

@@ -19,6 +19,7 @@ struct ModelFacts {
   size_t num_position_axes = 1;
   int32_t encoder_patch_dim = 0;
   bool has_csr = false, has_num_accepted = false, has_hidden_indices = false, has_encoder_indices = false;
+  bool accepts_prefix_levels = false;
   std::vector<GroupFacts> groups;
   // Equal on all ranks, or they have not loaded the same model with the same options.
   std::vector<int32_t> fingerprint;

@@ -10,7 +10,9 @@ namespace {
 
 constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
 
-enum class Rows { kTokens, kPositions, kReqs, kReqsPlusOne, kLogits, kTable, kCsr };
+enum class Rows { kTokens, kPositions, kReqs, kReqsPlusOne, kLogits, kPrefixes, kPrefixesPlusOne, kTable, kCsr };
+
+}  // namespace
 
 struct BatchField {
   const char* name;
@@ -19,6 +21,8 @@ struct BatchField {
   const std::int32_t* BatchView::*view;
   Rows rows;
 };
+
+namespace {
 
 struct GroupField {
   const char* name;
@@ -41,6 +45,11 @@ constexpr BatchField kBatchFields[] = {
     TRN_BATCH_FIELD(logits_indices, kLogits),
     TRN_BATCH_FIELD(hidden_indices, kTokens),
     TRN_BATCH_FIELD(encoder_indices, kTokens),
+};
+
+constexpr BatchField kPrefixFields[] = {
+    TRN_BATCH_FIELD(prefix_indptr, kPrefixesPlusOne),
+    TRN_BATCH_FIELD(prefix_lens, kPrefixes),
 };
 
 constexpr GroupField kGroupFields[] = {
@@ -67,6 +76,10 @@ std::int64_t rows_of(Rows rows, const Counts& counts) {
       return counts.num_reqs + 1;
     case Rows::kLogits:
       return counts.num_logits;
+    case Rows::kPrefixes:
+      return counts.num_prefixes;
+    case Rows::kPrefixesPlusOne:
+      return counts.num_prefixes + 1;
     case Rows::kCsr:
       return 0;
     case Rows::kReqs:
@@ -123,7 +136,8 @@ std::string group_field(std::size_t group, const char* name) { return concat("gr
 BatchReader::BatchReader(const Description& description, const trn_limits& limits)
     : description_(description), limits_(limits) {
   view_.groups.resize(description.groups.size());
-  copies_.reserve(std::size(kBatchFields) + std::size(kGroupFields) * description.groups.size());
+  copies_.reserve(std::size(kBatchFields) + std::size(kPrefixFields) +
+                  std::size(kGroupFields) * description.groups.size());
 }
 
 void BatchReader::read_counts(const trn_forward_batch& batch) {
@@ -136,30 +150,40 @@ void BatchReader::read_counts(const trn_forward_batch& batch) {
   check_range("max_seq_len", batch.max_seq_len, 0, limits_.max_model_len);
   check_range("lens_are_exact", batch.lens_are_exact, description_.accepts_upper_bound_lens ? 0 : 1, 1);
   check_range("hidden_source", batch.hidden_source, 0, description_.has(TRN_FIELD_HIDDEN_INDICES) ? 1 : 0);
+  const std::int32_t num_prefixes = batch.struct_size >= sizeof batch ? batch.num_prefixes : 0;
+  if (num_prefixes != 0 && !description_.accepts_prefix_levels) {
+    refuse("num_prefixes", num_prefixes, ", expected 0: this executor does not accept prefix levels");
+  }
+  check_range("num_prefixes", num_prefixes, 0, batch.num_reqs);
   view_.counts = {batch.num_tokens,       batch.num_reqs,      batch.num_logits,  batch.num_decodes,
                   batch.decode_query_len, batch.max_query_len, batch.max_seq_len, batch.lens_are_exact,
-                  batch.hidden_source,    batch.kv_events != nullptr, 0};
+                  batch.hidden_source,    batch.kv_events != nullptr, num_prefixes};
 }
 
 const BatchView& BatchReader::read(const trn_forward_batch& batch, const BufferSet& set) {
   copies_.clear();
   read_counts(batch);
-  for (const BatchField& field : kBatchFields) {
-    std::int32_t* lent = set.inputs.*field.lent;
-    view_.*field.view = lent;
-    const DLTensor* tensor = batch.*field.tensor;
-    if (tensor == nullptr) continue;
-    if (lent == nullptr) refuse(field.name, "this model does not take the field");
-    const std::int64_t axes = description_.num_position_axes;
-    const std::int64_t width = field.rows == Rows::kPositions && axes > 1 ? axes : 0;
-    const std::int64_t rows = rows_of(field.rows, view_.counts);
-    const std::int32_t* data = checked_data(*tensor, rows, width, [&] { return std::string(field.name); });
-    if (data == lent || rows == 0) continue;
-    view_.*field.view = data;
-    copies_.push_back({lent, data, rows * std::max<std::int64_t>(1, width), kNoGroup});
+  for (const BatchField& field : kBatchFields) read_field(field, batch, set);
+  if (view_.counts.num_prefixes > 0) {
+    for (const BatchField& field : kPrefixFields) read_field(field, batch, set);
   }
   read_groups(batch, set);
   return view_;
+}
+
+void BatchReader::read_field(const BatchField& field, const trn_forward_batch& batch, const BufferSet& set) {
+  std::int32_t* lent = set.inputs.*field.lent;
+  view_.*field.view = lent;
+  const DLTensor* tensor = batch.*field.tensor;
+  if (tensor == nullptr) return;
+  if (lent == nullptr) refuse(field.name, "this model does not take the field");
+  const std::int64_t axes = description_.num_position_axes;
+  const std::int64_t width = field.rows == Rows::kPositions && axes > 1 ? axes : 0;
+  const std::int64_t rows = rows_of(field.rows, view_.counts);
+  const std::int32_t* data = checked_data(*tensor, rows, width, [&] { return std::string(field.name); });
+  if (data == lent || rows == 0) return;
+  view_.*field.view = data;
+  copies_.push_back({lent, data, rows * std::max<std::int64_t>(1, width), kNoGroup});
 }
 
 void BatchReader::read_groups(const trn_forward_batch& batch, const BufferSet& set) {

@@ -7,6 +7,8 @@
 
 namespace trunnion::executor {
 
+struct BatchField;
+
 struct GroupView {
   const std::int32_t *slot_mapping, *block_table, *kv_start;
   const std::int32_t *kv_indptr, *kv_indices, *kv_last_page_len;
@@ -21,8 +23,25 @@ struct BatchView {
   const std::int32_t *input_ids{}, *positions{}, *query_start_loc{}, *seq_lens{}, *logits_indices{};
   /// nullptr where the model has no use for them.
   const std::int32_t *hidden_indices{}, *encoder_indices{};
+  /// Read only where `counts.num_prefixes` is not 0.
+  const std::int32_t *prefix_indptr{}, *prefix_lens{};
   std::vector<GroupView> groups;
 };
+
+inline std::int32_t query_len(const BatchView& batch, std::int64_t request) {
+  return batch.query_start_loc[request + 1] - batch.query_start_loc[request];
+}
+
+/// Tokens of the request in the cache before this step.
+inline std::int32_t num_computed(const BatchView& batch, std::int64_t request) {
+  return batch.seq_lens[request] - query_len(batch, request);
+}
+
+/// Where the request's first token of this step lies in the request. With lengths that are upper bounds only its position
+/// knows; where images span several axes, positions do not say, and lengths are exact.
+inline std::int32_t first_place(const BatchView& batch, std::int64_t request) {
+  return batch.counts.lens_are_exact ? num_computed(batch, request) : batch.positions[batch.query_start_loc[request]];
+}
 
 /// "groups[1].block_table", built only when something is refused.
 std::string group_field(std::size_t group, const char* name);
@@ -45,6 +64,7 @@ class BatchReader {
   };
 
   void read_counts(const trn_forward_batch& batch);
+  void read_field(const BatchField& field, const trn_forward_batch& batch, const BufferSet& set);
   void read_groups(const trn_forward_batch& batch, const BufferSet& set);
 
   const Description& description_;

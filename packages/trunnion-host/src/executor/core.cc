@@ -24,10 +24,11 @@ void check_out(const Struct* out, const char* name, std::size_t least = sizeof(S
   }
 }
 
-/// A struct that an older host may end before `later`, which only a pooling model needs; fill it with copy_out.
+/// A struct that an older host may end before `later`, or before `pooled` where the model pools; fill it with copy_out.
 template <typename Struct>
-void check_out(const Struct* out, const char* name, std::size_t later, const Description& description) {
-  check_out(out, name, description.output_kind == TRN_OUTPUT_POOLED ? sizeof(Struct) : later);
+void check_out(const Struct* out, const char* name, std::size_t later, std::size_t pooled,
+               const Description& description) {
+  check_out(out, name, description.output_kind == TRN_OUTPUT_POOLED ? pooled : later);
 }
 
 /// As far as the host's struct goes.
@@ -71,7 +72,8 @@ const char* Core::usable_here() const noexcept {
 }
 
 void Core::model_info(trn_model_info* info) const {
-  check_out(info, "info", offsetof(trn_model_info, output_kind), description_);
+  check_out(info, "info", offsetof(trn_model_info, output_kind), offsetof(trn_model_info, accepts_prefix_levels),
+            description_);
   trn_model_info all{};
   all.required_fields = description_.required_fields;
   all.vocab_size = description_.vocab_size;
@@ -138,7 +140,8 @@ const char* Core::warm_up() {
 }
 
 void Core::input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers) {
-  check_out(buffers, "buffers", offsetof(trn_input_buffers, pooled), description_);
+  check_out(buffers, "buffers", offsetof(trn_input_buffers, pooled), offsetof(trn_input_buffers, prefix_indptr),
+            description_);
   if (buffer_set < 0 || buffer_set >= kNumBufferSets) {
     refuse("buffer_set", buffer_set, " is outside 0 ... ", kNumBufferSets - 1);
   }
@@ -151,8 +154,8 @@ void Core::input_buffers(std::int32_t buffer_set, trn_input_buffers* buffers) {
 void Core::execute(const trn_forward_batch* batch, trn_forward_output* output, bool* begun) {
   const auto started = std::chrono::steady_clock::now();
   try {
-    check_out(batch, "batch");
-    check_out(output, "output", offsetof(trn_forward_output, pooled), description_);
+    check_out(batch, "batch", kLeastBatchSize);
+    check_out(output, "output", offsetof(trn_forward_output, pooled), sizeof *output, description_);
     run(*batch, output, begun);
     ++stats_.executes;
   } catch (const StatusError& error) {
@@ -163,7 +166,7 @@ void Core::execute(const trn_forward_batch* batch, trn_forward_output* output, b
 }
 
 void Core::validate(const trn_forward_batch* batch) {
-  check_out(batch, "batch");
+  check_out(batch, "batch", kLeastBatchSize);
   check(*batch);
 }
 

@@ -125,7 +125,7 @@ void KvEvents::fail_all() noexcept {
 }
 
 void refuse_kv_events(const trn_forward_batch* batch) noexcept {
-  if (batch == nullptr || batch->struct_size < sizeof *batch || batch->kv_events == nullptr) return;
+  if (batch == nullptr || batch->struct_size < kLeastBatchSize || batch->kv_events == nullptr) return;
   const trn_kv_events& events = *batch->kv_events;
   if (events.struct_size < sizeof events || events.kv_written == nullptr) return;
   for (std::int32_t layer = 0; layer < events.num_layers; ++layer) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,6 +12,9 @@
 #include "status.h"
 
 namespace trunnion::executor {
+
+/// A batch of a host that was built before prefix levels ends there, after its events.
+inline constexpr std::size_t kLeastBatchSize = offsetof(trn_forward_batch, num_prefixes);
 
 /// What both functions on slots return; SLOT_* of interfaces/kv_events.py.
 enum class SlotResult : std::int32_t { kOk = 0, kError = 1, kTimeout = 2, kMisused = 3 };

@@ -44,6 +44,10 @@ BufferSet LentBuffers::make_set(const Description& description, const trn_limits
   set.inputs.logits_indices = lend(rows);
   if (description.has(TRN_FIELD_HIDDEN_INDICES)) set.inputs.hidden_indices = lend(tokens);
   if (description.has(TRN_FIELD_ENCODER_INDICES)) set.inputs.encoder_indices = lend(tokens);
+  if (description.accepts_prefix_levels) {
+    set.inputs.prefix_indptr = lend(seqs + 1);
+    set.inputs.prefix_lens = lend(seqs);
+  }
   output_rows_.push_back(std::make_unique<float[]>(rows * static_cast<std::size_t>(description.output_width)));
   float* output = output_rows_.back().get();
   (description.output_kind == TRN_OUTPUT_POOLED ? set.inputs.pooled : set.inputs.logits) = output;

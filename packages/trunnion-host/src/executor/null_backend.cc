@@ -4,6 +4,7 @@
 
 #include "lent_buffers.h"
 #include "null_draft.h"
+#include "prefix_levels.h"
 #include "status.h"
 
 namespace trunnion::executor {
@@ -54,6 +55,7 @@ class NullBackend final : public Backend {
     model_.images().encode(images);
     model_.forward(set, counts, counts.has_kv_events != 0 ? &kv_events_.slot(index, 0) : nullptr);
     counters_.kv_event_steps += counts.has_kv_events;
+    counters_.prefix_level_steps += shares_blocks(set.inputs.prefix_lens, counts.num_prefixes) ? 1 : 0;
   }
 
   void wait(std::uint64_t) override {}

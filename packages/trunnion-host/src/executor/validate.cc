@@ -3,25 +3,11 @@
 
 #include <algorithm>
 
+#include "prefix_levels.h"
 #include "status.h"
 
 namespace trunnion::executor {
 namespace {
-
-std::int32_t query_len(const BatchView& batch, std::int64_t request) {
-  return batch.query_start_loc[request + 1] - batch.query_start_loc[request];
-}
-
-/// Tokens of the request in the cache before this step.
-std::int32_t num_computed(const BatchView& batch, std::int64_t request) {
-  return batch.seq_lens[request] - query_len(batch, request);
-}
-
-/// Where the request's first token of this step lies in the request. With lengths that are upper bounds only its position
-/// knows; where images span several axes, positions do not say, and lengths are exact.
-std::int32_t first_place(const BatchView& batch, std::int64_t request) {
-  return batch.counts.lens_are_exact ? num_computed(batch, request) : batch.positions[batch.query_start_loc[request]];
-}
 
 std::int64_t num_live_blocks(const BatchView& batch, const GroupView& view, const CacheGroup& group,
                              std::int64_t request) {
@@ -65,6 +51,7 @@ void Validator::check(const BatchView& batch) {
       check_attention(batch, g);
     }
   }
+  check_prefix_levels(batch, description_, limits_);
 }
 
 void Validator::check_requests(const BatchView& batch) const {
