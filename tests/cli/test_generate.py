@@ -132,6 +132,7 @@ def test_drafts_widen_the_limits(cli: Cli, model: Path) -> None:
         (["--drafts", "9"], "--drafts must be 0 (off) ... 8, got 9"),
         (["--drafts", "-1"], "--drafts must be 0 (off) ... 8, got -1"),
         (["--drafts", "2", "--overlap"], "--drafts 2 with --overlap"),
+        (["--prefix-levels", "-1"], "--prefix-levels must be 0 (off) ... "),
     ):
         outcome = cli("generate", "--model", str(model), "Hi", *given)
         assert outcome.code == 2 and words in outcome.err

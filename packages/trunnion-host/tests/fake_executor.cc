@@ -37,6 +37,7 @@ uint64_t mix(uint64_t hash, uint64_t value) {
 std::mutex breach_mutex;
 std::string first_breach;
 int32_t widest_step = 0, most_rows = 0;
+std::vector<std::vector<fake::Level>> all_levels;
 
 void note(const std::string& text) {
   const std::lock_guard lock(breach_mutex);
@@ -76,7 +77,7 @@ struct trn_executor {
   };
   Lent sets[2];
   std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices, encoder_indices,
-      hidden_indices;
+      hidden_indices, prefix_indptr, prefix_lens;
   std::vector<int32_t> rows;  // the encoder pool
   std::vector<float> logits;
   trn_executor_stats stats{};
@@ -104,6 +105,8 @@ struct trn_executor {
     hidden_indices.resize(tokens);
     query_start_loc.resize(seqs + 1);
     seq_lens.resize(seqs);
+    prefix_indptr.resize(seqs + 1);
+    prefix_lens.resize(seqs);
     logits_indices.resize(limits.max_logits_rows);
     logits.resize(size_t(limits.max_logits_rows) * size_t(width()));
     for (const fake::Group& spec : config.groups) {
@@ -137,6 +140,7 @@ struct trn_executor {
                              &group.kv_indices, &group.kv_last_page_len, &group.state_indices,
                              &group.has_initial_state, &group.num_accepted});
     }
+    all.insert(all.end(), {&prefix_indptr, &prefix_lens});
     return all;
   }
 
@@ -195,6 +199,7 @@ struct trn_executor {
   void check_recurrent(const trn_forward_batch& batch, const GroupState& group) const;
   // Rows of a request that are no placeholders.
   int32_t num_real(int32_t request) const;
+  void check_levels(const trn_forward_batch& batch) const;
   void check_drafts(const trn_forward_batch& batch) const;
   void check_hidden(const trn_forward_batch& batch) const;
   void keep_hidden(const trn_forward_batch& batch);
@@ -245,6 +250,32 @@ int32_t trn_executor::num_real(int32_t request) const {
     return end - query_start_loc[request];
   }
   return query_start_loc[request + 1] - query_start_loc[request];
+}
+
+// A step is told of ranges that save something, and each of them is right.
+void trn_executor::check_levels(const trn_forward_batch& batch) const {
+  const int32_t count = batch.num_prefixes;
+  expect(count == 0 || config.accepts_prefix_levels, "num_prefixes ", count);
+  if (count == 0) return;
+  expect(prefix_indptr[0] == 0 && prefix_indptr[count] == batch.num_reqs, "prefix_indptr");
+  std::vector<fake::Level> told;
+  for (int32_t p = 0; p < count; ++p) {
+    const int32_t begin = prefix_indptr[p], end = prefix_indptr[p + 1];
+    told.push_back({end - begin, prefix_lens[p]});
+    expect(end > begin && prefix_lens[p] >= 0 && prefix_lens[p] % limits.block_size == 0, "prefix ", p);
+    for (int32_t b = begin; b < end; ++b) {
+      expect(prefix_lens[p] <= place(b, query_start_loc[b]), "prefix_lens[", p, "] beyond what ", b, " had cached");
+      for (const GroupState& group : groups) {
+        if (group.spec.kind != TRN_CACHE_FULL && group.spec.kind != TRN_CACHE_MLA) continue;
+        for (int32_t j = 0; j < prefix_lens[p] / limits.block_size; ++j) {
+          expect(group.block_table[size_t(b) * group.width + j] == group.block_table[size_t(begin) * group.width + j],
+                 "prefix_lens[", p, "] in other blocks of ", b);
+        }
+      }
+    }
+  }
+  const std::lock_guard lock(breach_mutex);
+  all_levels.push_back(std::move(told));
 }
 
 // Placeholders are in verifications only, a verification is in the step only where there is something to verify.
@@ -527,6 +558,11 @@ int32_t most_requests() {
   return widest_step;
 }
 
+std::vector<std::vector<Level>> told_levels() {
+  const std::lock_guard lock(breach_mutex);
+  return all_levels;
+}
+
 }  // namespace fake
 
 uint32_t trn_abi_version(void) { return TRN_ABI_VERSION; }
@@ -538,6 +574,7 @@ trn_status trn_executor_create(const trn_create_options* options, trn_executor**
     const std::lock_guard lock(breach_mutex);
     first_breach.clear();
     widest_step = most_rows = 0;
+    all_levels.clear();
   } else if (fake::config().agreement < 0) {
     std::snprintf(error, size, "role draft: the fake has none");
     return TRN_REFUSED;
@@ -564,6 +601,7 @@ trn_status trn_executor_model_info(trn_executor* executor, trn_model_info* info)
   info->output_width = executor->width();
   info->num_position_axes = executor->config.num_position_axes;
   info->encoder_patch_dim = executor->config.patch_dim;
+  info->accepts_prefix_levels = executor->config.accepts_prefix_levels;
   return TRN_OK;
 }
 
@@ -614,6 +652,10 @@ trn_status trn_executor_input_buffers(trn_executor* executor, int32_t index, trn
   if (executor->takes_images()) buffers->encoder_indices = set.memory[5].data();
   if (executor->target != nullptr) buffers->hidden_indices = set.memory[6].data();
   buffers->groups = set.groups.data();
+  if (executor->config.accepts_prefix_levels) {
+    buffers->prefix_indptr = set.memory[set.memory.size() - 2].data();
+    buffers->prefix_lens = set.memory.back().data();
+  }
   (executor->config.pooled_width > 0 ? buffers->pooled : buffers->logits) = executor->logits.data();
   return TRN_OK;
 }
@@ -626,6 +668,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
     executor->check_counts(*batch);
     executor->check_images(*batch);
     executor->check_drafts(*batch);
+    executor->check_levels(*batch);
     if (executor->target != nullptr) executor->check_hidden(*batch);
     for (const GroupState& group : executor->groups) {
       if (group.spec.kind == TRN_CACHE_RECURRENT) {
@@ -649,6 +692,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
   if (status != TRN_REFUSED) executor->compute(*batch, status != TRN_OK);
   executor->stats.executes += status == TRN_OK;
   executor->stats.kv_event_steps += status == TRN_OK && batch->kv_events != nullptr;
+  executor->stats.prefix_level_steps += status == TRN_OK && batch->num_prefixes > 0;
   executor->stats.refused += status == TRN_REFUSED;
   executor->stats.failed += status == TRN_FAILED;
   if (!executor->still_holds(executor->sets[batch->buffer_set])) note("a set was written to while its step ran");

@@ -27,6 +27,8 @@ struct Config {
   // Numbers of a patch, four of which make a row of the encoder pool; 0 = the model takes no images.
   int32_t patch_dim = 0;
   int32_t num_position_axes = 1;
+  // Whether batches may say which requests share leading blocks.
+  bool accepts_prefix_levels = false;
   // Asked at each execute, counted from 1, after the checks. Anything but TRN_OK leaves the step's slots ruined, unless
   // REFUSED. May block.
   std::function<trn_status(uint64_t step, const trn_forward_batch& batch)> fault = {};
@@ -46,5 +48,12 @@ int32_t most_logits();
 std::string breach();
 // The widest step of the last executor.
 int32_t most_requests();
+
+struct Level {
+  int32_t num_reqs, num_tokens;
+  bool operator==(const Level&) const = default;
+};
+// What each step of the last executor was told; steps that were told nothing are left out.
+std::vector<std::vector<Level>> told_levels();
 
 }  // namespace fake

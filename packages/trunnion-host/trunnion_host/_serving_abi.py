@@ -61,6 +61,7 @@ class HostOptions(ctypes.Structure):
         ("kv_events_of", c_void_p),
         ("kv_events_context", c_void_p),
         ("num_drafts", c_int32),
+        ("prefix_levels", c_int32),
     ]
 
 
@@ -247,6 +248,7 @@ def host_options(config: HostConfig, worker_sockets: Sequence[int] = (), init_me
         overlap=config.overlap,
         trace_file=os.fsencode(config.trace_file) if config.trace_file is not None else None,
         num_drafts=config.num_drafts,
+        prefix_levels=config.prefix_levels,
     )
 
 

@@ -78,6 +78,9 @@ class HostConfig:
     """Where to write a trace of every step, for Perfetto (ui.perfetto.dev); about 1 KB a step."""
     num_drafts: int = 0
     """Tokens that the model's draft proposes per step of a request, at most 8; the text is the same. 0 = no drafts."""
+    prefix_levels: int = 0
+    """Tell the executor which requests share leading cache blocks, in steps where reading those once saves at least so
+    many tokens: shared tokens x (requests - 1). 0 = never. `Stats.prefix_levels_off_reason` says why it cannot be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +159,7 @@ class Stats:
 
     prefix_caching: bool
     prefix_caching_off_reason: str
+    prefix_levels_off_reason: str
     steps: int
     execute_calls: int
     refused_steps: int
@@ -201,6 +205,8 @@ class Stats:
     """In Python, plans included, the wait for the GIL not."""
     kv_event_steps: int
     """Whose layers waited for and signalled events of the host."""
+    prefix_level_steps: int
+    """In which the executor was told what leading blocks requests share."""
     num_drafts: int
     verify_steps: int
     """Of `steps`, those with drafts."""

@@ -54,6 +54,10 @@ typedef struct trn_host_options {
   trn_kv_events_of kv_events_of; /* or NULL; with tp_size 1 only */
   void *kv_events_context;       /* its first argument */
   int32_t num_drafts;            /* tokens that the model's draft proposes per step of a request; 0 = no drafts */
+  /* Tell the executor which requests of a step share leading blocks, where reading those once saves at least so many
+   * tokens: shared tokens x (requests - 1), over the step. 0 = never. Such a step runs in no full graph. Where it cannot be,
+   * the JSON of the stats says why. */
+  int32_t prefix_levels;
 } trn_host_options;
 
 /* Blocks until the model is loaded, the caches are allocated and warm_up has returned. */
@@ -186,6 +190,7 @@ typedef struct trn_host_stats {
   uint64_t accepted_at[TRN_HOST_MAX_DRAFTS];
   uint64_t draft_replays, draft_eager_steps;        /* as above, of the draft's executor */
   int32_t num_drafts;                               /* the option */
+  uint64_t prefix_level_steps;                      /* whose requests' shared blocks the executor was told of */
 } trn_host_stats;
 TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);
 

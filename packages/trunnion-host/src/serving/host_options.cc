@@ -25,6 +25,7 @@ HostOptions::HostOptions(const trn_host_options& options)
       kv_events_of(options.kv_events_of),
       kv_events_context(options.kv_events_context),
       num_drafts(options.num_drafts),
+      prefix_levels(options.prefix_levels),
       executor(options.executor),
       model_(text_of(options.executor.model)),
       hardware_(text_of(options.executor.hardware)),
@@ -43,6 +44,7 @@ HostOptions::HostOptions(const trn_host_options& options)
   require(kv_events_of == nullptr || executor.tp_size <= 1,
           "kv_events_of: the other ranks do not see the events of this process; tp_size is " +
               std::to_string(executor.tp_size) + ", expected 1");
+  require(prefix_levels >= 0, "prefix_levels is " + std::to_string(prefix_levels) + ", expected 0 (off) or more");
   read_drafts();
   if (options.num_blocks != nullptr) {
     num_blocks.assign(options.num_blocks, options.num_blocks + options.num_groups);

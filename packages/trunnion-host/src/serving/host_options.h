@@ -25,6 +25,7 @@ struct HostOptions {
   trn_kv_events_of kv_events_of;    // or nullptr
   void* kv_events_context;
   int32_t num_drafts;               // per request and step; 0 = no draft model
+  int32_t prefix_levels;            // tokens that a step must save; 0 = never
   trn_create_options executor;  // its strings are the ones below
 
  private:

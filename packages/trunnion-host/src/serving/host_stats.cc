@@ -80,6 +80,7 @@ trn_executor_stats HostStats::read(Executor& executor) {
   totals.plan_seconds = figures.plan_seconds;
   totals.python_seconds = figures.python_seconds;
   totals.kv_event_steps = figures.kv_event_steps;
+  totals.prefix_level_steps = figures.prefix_level_steps;
   if (totals.eager_steps == figures.eager_steps) return figures;
   totals.eager_steps = figures.eager_steps;
   eager = eager_reasons(executor, figures);
@@ -100,7 +101,8 @@ std::string HostStats::to_json() const {
   json.imbue(std::locale::classic());
   json.precision(9);
   json << "{\"prefix_caching\": " << (totals.prefix_caching ? "true" : "false") << ", \"prefix_caching_off_reason\": \""
-       << prefix_caching_off_reason << "\", \"steps\": " << totals.steps
+       << prefix_caching_off_reason << "\", \"prefix_levels_off_reason\": \"" << prefix_levels_off_reason
+       << "\", \"steps\": " << totals.steps
        << ", \"execute_calls\": " << totals.execute_calls << ", \"refused_steps\": " << totals.refused_steps
        << ", \"failed_steps\": " << totals.failed_steps << ", \"prefill_tokens\": " << totals.prefill_tokens
        << ", \"decode_tokens\": " << totals.decode_tokens << ", \"output_tokens\": " << totals.output_tokens
@@ -121,7 +123,7 @@ std::string HostStats::to_json() const {
        << ", \"dropped_rows\": " << totals.dropped_rows
        << ", \"plan_calls\": " << totals.plan_calls << ", \"plan_seconds\": " << totals.plan_seconds
        << ", \"python_seconds\": " << totals.python_seconds << ", \"kv_event_steps\": " << totals.kv_event_steps
-       << ", \"num_drafts\": " << totals.num_drafts
+       << ", \"prefix_level_steps\": " << totals.prefix_level_steps << ", \"num_drafts\": " << totals.num_drafts
        << ", \"verify_steps\": " << totals.verify_steps << ", \"draft_steps\": " << totals.draft_steps
        << ", \"failed_draft_steps\": " << totals.failed_draft_steps
        << ", \"drafted_tokens\": " << totals.drafted_tokens << ", \"accepted_tokens\": " << totals.accepted_tokens

@@ -23,6 +23,7 @@ struct HostStats {
   trn_host_stats totals{};
   std::vector<GroupStats> groups;
   std::string prefix_caching_off_reason;  // "" when it is on
+  std::string prefix_levels_off_reason;   // the same
   std::vector<std::pair<std::string, uint64_t>> eager;        // reason, steps
   std::vector<std::pair<std::string, uint64_t>> draft_eager;  // of the draft
 

@@ -55,9 +55,11 @@ void StepTrace::step(const StepTimes& times, const Plan& plan, const HostStats& 
                {"dropped_rows", plan.num_dropped_rows()},
                {"images_encoded", batch.num_encoder_items},
                {"replayed", totals.replays > replays_},
-               {"kv_events", totals.kv_event_steps > kv_event_steps_}});
+               {"kv_events", totals.kv_event_steps > kv_event_steps_},
+               {"prefix_levels", totals.prefix_level_steps > prefix_level_steps_}});
   replays_ = totals.replays;
   kv_event_steps_ = totals.kv_event_steps;
+  prefix_level_steps_ = totals.prefix_level_steps;
   padded_tokens_ = totals.padded_tokens;
   const int track = plan.ahead ? kPlannerTrack : kLoopTrack;
   file_->span("schedule", track, plan.schedule_ns, plan.build_ns, {{"step", number}});

@@ -47,7 +47,7 @@ class StepTrace {
   void execute_parts(const StepTimes& times, const trn_executor_stats& executor);
 
   std::optional<TraceFile> file_;
-  uint64_t replays_ = 0, padded_tokens_ = 0, kv_event_steps_ = 0;
+  uint64_t replays_ = 0, padded_tokens_ = 0, kv_event_steps_ = 0, prefix_level_steps_ = 0;
 };
 
 }  // namespace trunnion::serving

@@ -19,6 +19,12 @@ const char* off_reason(const HostOptions& options, const std::vector<CacheGroup>
   return "";
 }
 
+const char* levels_off_reason(const HostOptions& options, const trn_model_info& model, bool prefix_caching) {
+  if (options.prefix_levels == 0) return "off by option";
+  if (model.accepts_prefix_levels == 0) return "no attention group of this executor makes use of shared blocks";
+  return prefix_caching ? "" : "without the prefix cache no requests share blocks";
+}
+
 // The draft's groups behind the target's: all blocks of a request come and go together.
 void add_draft_groups(std::vector<CacheGroup>& groups, std::span<const trn_cache_group_spec> specs,
                       int32_t max_model_len) {
@@ -72,11 +78,14 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
   stats_.prefix_caching_off_reason = off_reason(options, groups);
   stats_.totals.struct_size = sizeof stats_.totals;
   stats_.totals.prefix_caching = stats_.prefix_caching_off_reason.empty();
+  stats_.prefix_levels_off_reason = levels_off_reason(options, model_info_, stats_.totals.prefix_caching != 0);
   for (size_t g = 0; g < groups.size(); ++g) stats_.totals.kv_bytes += groups[g].bytes_per_block * num_blocks[g];
   cache_.emplace(groups, num_blocks, stats_.totals.prefix_caching != 0);
   admission_.emplace(limits, model_info_, *cache_);
   scheduler_.emplace(limits, *cache_, hub_);
-  builder_.emplace(cache_->groups().first(static_cast<size_t>(model_info_.num_groups)), model_info_);
+  const auto own_groups = cache_->groups().first(static_cast<size_t>(model_info_.num_groups));
+  builder_.emplace(own_groups, model_info_);
+  if (stats_.prefix_levels_off_reason.empty()) levels_.emplace(own_groups, options.prefix_levels);
   if (drafter_) {
     warm_up_report_ = with_draft(warm_up_report_, drafter_->start(cache_->groups(), num_blocks));
     scheduler_->set_num_drafts(options.num_drafts);
@@ -149,9 +158,12 @@ bool Worker::step() {
 bool Worker::plan(Plan& plan, int32_t set) {
   plan.schedule_ns = now_ns();
   plan.entries = scheduler_->schedule();
+  if (levels_) levels_->gather(plan.entries);
   plan.build_ns = now_ns();
   if (plan.entries.empty()) return false;
-  plan.batch = builder_->build(plan.entries, set, buffers_[static_cast<size_t>(set)]);
+  const trn_input_buffers& buffers = buffers_[static_cast<size_t>(set)];
+  plan.batch = builder_->build(plan.entries, set, buffers);
+  if (levels_) plan.batch.num_prefixes = levels_->fill(plan.entries, buffers);
   plan.add_images();
   plan.ready_ns = now_ns();
   return true;

@@ -17,6 +17,7 @@
 #include "serving/input_builder.h"
 #include "serving/plan.h"
 #include "serving/planner.h"
+#include "serving/prefix_levels.h"
 #include "serving/sampler.h"
 #include "serving/scheduler.h"
 #include "serving/step_trace.h"
@@ -93,6 +94,7 @@ class Worker {
   std::optional<Admission> admission_;
   std::optional<Scheduler> scheduler_;
   std::optional<InputBuilder> builder_;
+  std::optional<PrefixLevels> levels_;  // where the executor is told of them
   Sampler sampler_;
   std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
   Plan current_, next_;

@@ -113,3 +113,5 @@ class HostOptions:
     """What keys and values are cached in."""
     num_drafts: int = 0
     """Tokens that the model's draft proposes per step of a request; 0 = no drafts."""
+    prefix_levels: int = 0
+    """Tokens that reading shared cache blocks once must save in a step; 0 = never told."""

@@ -60,6 +60,14 @@ Drafts = Annotated[
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of every step for ui.perfetto.dev.")
 ]
+PrefixLevels = Annotated[
+    int,
+    typer.Option(
+        "--prefix-levels",
+        metavar="N",
+        help="Read cache blocks that requests share once a step, where that saves N tokens or more; 0 = never.",
+    ),
+]
 EncoderRows = Annotated[
     int | None, typer.Option("--encoder-rows", help="Rows of the encoder pool, one a token of an image. [as needed]")
 ]
@@ -138,6 +146,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         max_num_tokens: MaxNumTokens = None,
         encoder_rows: EncoderRows = None,
         no_prefix_cache: NoPrefixCache = False,
+        prefix_levels: PrefixLevels = 0,
         dtype: Dtype = "auto",
         kv_cache_dtype: KvCacheDtype = "auto",
         hardware: HardwareName = "cpu",
@@ -155,7 +164,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
             ModelOptions(
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
-                prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
+                prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, encoder_rows=encoder_rows,
                 overlap=overlap,
                 drafts=drafts,
                 kv_cache_dtype=kv_cache_dtype,
@@ -236,6 +245,7 @@ def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
         max_num_seqs: MaxNumSeqs = None,
         max_num_tokens: MaxNumTokens = None,
         no_prefix_cache: NoPrefixCache = False,
+        prefix_levels: PrefixLevels = 0,
         dtype: Dtype = "auto",
         hardware: HardwareName = "cpu",
         threads: Threads = None,
@@ -251,7 +261,7 @@ def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
             ModelOptions(
                 model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
-                prefix_caching=not no_prefix_cache, trace_file=trace,
+                prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, trace_file=trace,
             ),
             prompt_name=prompt_name, as_json=as_json, stats=stats, open_host=open_host,
         )  # fmt: skip

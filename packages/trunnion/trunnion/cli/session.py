@@ -49,6 +49,7 @@ class ModelOptions:
     trace_file: Path | None = None
     drafts: int = 0
     kv_cache_dtype: str = "auto"
+    prefix_levels: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -65,6 +66,8 @@ class ModelOptions:
                 raise UsageProblem(f"--{name.replace('_', '-')} must be {bound}, got {value}")
         if not 0 <= self.drafts <= MAX_DRAFTS:
             raise UsageProblem(f"--drafts must be 0 (off) ... {MAX_DRAFTS}, got {self.drafts}")
+        if not 0 <= self.prefix_levels <= LARGEST:
+            raise UsageProblem(f"--prefix-levels must be 0 (off) ... {LARGEST}, got {self.prefix_levels}")
         if self.drafts and self.overlap:
             raise UsageProblem(f"--drafts {self.drafts} with --overlap: what is accepted decides the next step's rows")
 
@@ -151,10 +154,13 @@ class ModelPlan:
             trace_file=options.trace_file,
             num_drafts=options.drafts,
             kv_cache_dtype=options.kv_cache_dtype,
+            prefix_levels=options.prefix_levels,
         )
         with default_interrupt():
             host = open_host(host_options)
         try:
+            if options.prefix_levels and (why := host.stats()["prefix_levels_off_reason"]):
+                note(f"note: --prefix-levels {options.prefix_levels} on {options.hardware!r} changes nothing: {why}")
             yield host
         finally:
             with default_interrupt():
