@@ -25,6 +25,12 @@ def prepare_modules() -> None:
         load()
 
 
+def prepare_nightly_modules() -> None:
+    """The same for those that only tests marked nightly need."""
+    for load in nightly_modules():
+        load()
+
+
 def modules() -> list[Callable[[], object]]:
     """Decode on CUDA cores; prefill, without and with window and soft cap; latent attention."""
     # Read by FlashInfer when it is imported: `install` has set where it compiles, and for what.
@@ -46,3 +52,32 @@ def modules() -> list[Callable[[], object]]:
         return gen_batch_mla_module("fa2", *dtypes, LATENT_DIM, ROPE_DIM, no_profiler).build_and_load()
 
     return [decode, lambda: prefill(False, False), lambda: prefill(True, True), latent]
+
+
+def nightly_modules() -> list[Callable[[], object]]:
+    """Decode and prefill over caches in float8, with sinks (without and with window), decode with window and soft cap."""
+    import flashinfer
+    from flashinfer.decode import get_batch_decode_module
+    from flashinfer.prefill import get_batch_prefill_module
+
+    narrow = (DTYPE, torch.float8_e4m3fn, DTYPE, torch.int32, HEAD_DIM, HEAD_DIM, 0)
+
+    def sinks(window_left: int) -> object:
+        # Compiled when the wrapper is made.
+        return flashinfer.BatchAttentionWithAttentionSinkWrapper(
+            torch.empty(1, dtype=torch.uint8, device="cuda"),
+            backend="fa2",
+            q_data_type=DTYPE,
+            kv_data_type=DTYPE,
+            head_dim_qk=HEAD_DIM,
+            head_dim_vo=HEAD_DIM,
+            window_left=window_left,
+        )
+
+    return [
+        lambda: get_batch_decode_module(*narrow, False, False),
+        lambda: get_batch_prefill_module("fa2", *narrow, False, False, False, False),
+        lambda: get_batch_decode_module(DTYPE, DTYPE, DTYPE, torch.int32, HEAD_DIM, HEAD_DIM, 0, True, True),
+        lambda: sinks(-1),
+        lambda: sinks(5),
+    ]

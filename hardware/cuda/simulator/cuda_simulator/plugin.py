@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cuda_simulator.install import install, is_needed, toolkit_folder
-from cuda_simulator.modules import prepare_modules
+from cuda_simulator.modules import prepare_modules, prepare_nightly_modules
 from cuda_simulator.torch_cuda import DEVICE_NAME as SIMULATED_NAME
 from cuda_simulator.torch_cuda import simulation
 
@@ -63,6 +63,13 @@ def pytest_sessionstart() -> None:
     """Compile before the first test: a test that waits for a compiler would be taken for one that hangs."""
     if torch.cuda.get_device_name() == SIMULATED_NAME:
         prepare_modules()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The same for what nightly tests need, where some were chosen."""
+    is_nightly = any(item.get_closest_marker("nightly") for item in session.items)
+    if is_nightly and not session.config.option.collectonly and torch.cuda.get_device_name() == SIMULATED_NAME:
+        prepare_nightly_modules()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
