@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from trunnion.contract import CacheKind
-from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec, RecurrentSpec
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec, RecurrentSpec, Rotation
 from trunnion.interfaces.hardware import Hardware
+from trunnion.layers.rotary_embedding import rotate
 from trunnion.reference import ReferenceHardware
 
 from .batches import SHAPES, GroupRig, Shape, build_step, live_rows, to_device
@@ -183,3 +184,44 @@ def test_plan_serves_every_layer(hardware: Hardware, spec: GroupSpec) -> None:
 def _run(group: Group, layer: int, inputs: list[torch.Tensor | None]) -> torch.Tensor:
     with torch.inference_mode():
         return group.run(layer, *inputs)  # type: ignore[attr-defined, no-any-return]
+
+
+UNEVEN = [shape for shape in SHAPES if shape.padding or any(request.unwritten for request in shape.requests)]
+
+
+@pytest.mark.parametrize("name", ["gqa", "wide-bf16"])
+def test_a_group_rotates_as_the_layer_does(hardware: Hardware, name: str) -> None:
+    """The same outputs and caches as with rows that were rotated before, by one axis or three; some features pass."""
+    spec = SPECS[name]
+    if not hardware.group_class(spec)[0].rotates:  # type: ignore[attr-defined]
+        pytest.skip(f"groups of {hardware.name!r} do not rotate: layers do")
+    for shape in UNEVEN:
+        for section in ((), (2, 1, 1)):
+            _check_rotation(hardware, spec, shape, section)
+
+
+def _check_rotation(hardware: Hardware, spec: GroupSpec, shape: Shape, section: tuple[int, ...]) -> None:
+    tested, truth = _rigs(hardware, spec)
+    generator = torch.Generator().manual_seed(11)
+    step = build_step(spec, shape, truth.block_size, truth.num_blocks, seed=5)
+    _fill_live(truth, live_rows(spec, shape, step, truth.block_size), generator)
+    tested.fill_like(truth)
+    truth.group.plan(step)
+    tested.group.plan(to_device(step, tested.device))
+    q, k, v = _inputs(spec, shape.num_tokens, shape.padding, generator)[:3]
+    assert q is not None and k is not None and v is not None
+    axes = (3,) if section else ()
+    positions = torch.randint(0, 40, (len(q), *axes), generator=generator, dtype=torch.int32)
+    rotation = Rotation(positions, torch.rand(40, 8, generator=generator), False, section)
+    expected = _run(truth.group, 0, [*rotate(q, k, rotation), v])[shape.real_rows]
+    moved = rotation._replace(
+        positions=positions.to(tested.device), cos_sin_cache=rotation.cos_sin_cache.to(tested.device)
+    )
+    with torch.inference_mode():
+        actual = tested.group.run(0, *(x.to(tested.device) for x in (q, k, v)), None, moved)  # type: ignore[attr-defined]
+    tolerance = TOLERANCE[spec.dtype]
+    actual = actual[shape.real_rows.to(tested.device)].float().cpu()
+    torch.testing.assert_close(actual, expected.float(), rtol=tolerance, atol=tolerance)
+    for cache in ("k_cache", "v_cache"):
+        own, theirs = tested.caches[0][cache].float().cpu(), truth.caches[0][cache].float()
+        torch.testing.assert_close(own, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)

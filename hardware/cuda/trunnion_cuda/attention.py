@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from trunnion.contract import Field, LayerCaches
-from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, Rotation, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
-from trunnion_cuda.cache_writes import cache_write
+from trunnion_cuda.cache_writes import RotatingWrite
 from trunnion_cuda.capabilities import why_no_prefix_levels
 from trunnion_cuda.cascade import CascadeWrapper
 from trunnion_cuda.checks import check_caches, check_indices, check_rows
@@ -57,6 +57,8 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
     `prefills` counts what ran the requests beyond single-token decodes: "ragged" without cached tokens, or "paged".
     """
 
+    rotates = True
+
     def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
         super().__init__(spec, num_layers, device)
         self._memory = {name: PlanMemory(device) for name in ("decode", "prefill")}
@@ -76,7 +78,7 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         self._parts: list[_Part] = []
         self._num_rows = 0
         self._slots = torch.empty(0, dtype=torch.int32, device=device)
-        self._write = cache_write(self.spec.stored_dtype)
+        self._write = RotatingWrite(self.spec.stored_dtype)
 
     @classmethod
     def required_fields(cls, spec: GroupSpec) -> Field:
@@ -133,6 +135,7 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        rotation: Rotation | None = None,
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -140,7 +143,7 @@ class FlashInferAttentionGroup(ReferenceAttentionGroup):
         check_rows(self.spec, q, k, v, sinks, out)
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
         k_scale, v_scale = self.kv_scales[layer]
-        self._write(k, v, k_cache, v_cache, self._slots, first_scale=k_scale, second_scale=v_scale)
+        q, k = self._write(q, k, v, rotation, self.caches[layer], self._slots, (k_scale, v_scale))
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         if self._num_rows < q.shape[0]:
             out[self._num_rows :] = 0

@@ -1,11 +1,14 @@
-"""How a group writes its caches: by one launch of this package's kernel, or by torch where that cannot run."""
+"""How a group writes its caches, and rotates on the way: by one launch of this package's kernels, or by torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
+from trunnion.interfaces.attention import Rotation
+from trunnion.layers.rotary_embedding import rotate
 from trunnion.reference.attention import to_cache
 from trunnion.reference.captured import write_rows
 from trunnion_cuda.environment import why_no_kernels
@@ -36,13 +39,54 @@ class CacheWrite(Protocol):
 
 def cache_write(stored_dtype: torch.dtype) -> CacheWrite:
     """The one that can run here, for caches of this dtype."""
-    has_conversion = stored_dtype != torch.float8_e4m3fn or torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
-    if why_no_kernels() is None and has_conversion:
+    if _has_kernels(stored_dtype):
         # Imports Triton, which may be absent.
         from trunnion_cuda.kernels.cache_write import write_cache
 
         return write_cache
     return write_by_operators
+
+
+class RotatingWrite:
+    """Rotates queries and keys and writes keys and values of a layer; fit for capture."""
+
+    def __init__(self, stored_dtype: torch.dtype) -> None:
+        self._write = cache_write(stored_dtype)
+        self._fuses = _has_kernels(stored_dtype)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation | None,
+        cache: Mapping[str, torch.Tensor],
+        slot_mapping: torch.Tensor,
+        scales: tuple[float, float],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k and v [T', Hk, D] into `k_cache` and `v_cache` as `CacheWrite` does -> q and k, rotated if asked."""
+        k_cache, v_cache = cache["k_cache"], cache["v_cache"]
+        k_scale, v_scale = scales
+        if rotation is not None and self._fuses:
+            from trunnion_cuda.kernels.rotary_embedding import rotary_and_write, why_not
+
+            positions, table, interleaved, runs = rotation
+            section = runs or None
+            if why_not(positions, table, section, q, k, v) is None:
+                where = (k_cache, v_cache, slot_mapping)
+                return rotary_and_write(
+                    q, k, v, positions, table, interleaved, *where, section=section, k_scale=k_scale, v_scale=v_scale
+                )
+        if rotation is not None:
+            # Operators that say themselves where they run, and why.
+            q, k = rotate(q, k, rotation)
+        self._write(k, v, k_cache, v_cache, slot_mapping, first_scale=k_scale, second_scale=v_scale)
+        return q, k
+
+
+def _has_kernels(stored_dtype: torch.dtype) -> bool:
+    has_conversion = stored_dtype != torch.float8_e4m3fn or torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
+    return why_no_kernels() is None and has_conversion
 
 
 def write_by_operators(

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from trunnion.contract import Limits
-from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, Rotation, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.runner.buckets import Buckets
-from trunnion_cuda.kernels.cache_write import write_cache
+from trunnion_cuda.cache_writes import RotatingWrite
 from trunnion_cuda.kernels.launch import FLOAT8_CAPABILITY
 from trunnion_cuda.kernels.paged_attention import PagedKeys, num_splits, paged_attention, why_not
 from trunnion_cuda.workspaces import float_workspace
@@ -45,11 +45,14 @@ class _Part:
 class TritonAttentionGroup(ReferenceAttentionGroup):
     """Caches as the reference has them; scores and softmax in float32. Long keys of few decodes are split."""
 
+    rotates = True
+
     def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
         super().__init__(spec, num_layers, device)
         self._parts: list[_Part] = []
         self._num_rows = 0
         self._slots = torch.empty(0, dtype=torch.int32, device=device)
+        self._write = RotatingWrite(self.spec.stored_dtype)
         self._num_processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     @classmethod
@@ -82,13 +85,14 @@ class TritonAttentionGroup(ReferenceAttentionGroup):
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        rotation: Rotation | None = None,
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionGroup.run`."""
         k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
         k_scale, v_scale = self.kv_scales[layer]
-        write_cache(k, v, k_cache, v_cache, self._slots, first_scale=k_scale, second_scale=v_scale)
+        q, _ = self._write(q, k, v, rotation, self.caches[layer], self._slots, (k_scale, v_scale))
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         out[self._num_rows :] = 0
         for part in self._parts:

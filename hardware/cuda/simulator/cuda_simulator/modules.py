@@ -55,7 +55,7 @@ def modules() -> list[Callable[[], object]]:
 
 
 def nightly_modules() -> list[Callable[[], object]]:
-    """Decode and prefill over caches in float8, with sinks (without and with window), decode with window and soft cap."""
+    """Decode and prefill over caches in float8, with sinks without and with window, decode with window and soft cap."""
     import flashinfer
     from flashinfer.decode import get_batch_decode_module
     from flashinfer.prefill import get_batch_prefill_module

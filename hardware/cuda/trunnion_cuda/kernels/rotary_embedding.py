@@ -6,6 +6,7 @@ the write `2 T Hk D b` more for the value, and the key's again. 3 FLOPs per feat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def _turn(source, source_head, target, cached, is_cached, scale, heads, is_head,
 
 @triton.jit
 def _rotary_kernel(
-    q, k, v, positions, table, q_out, k_out, k_cache, v_cache, slots,
+    q, k, v, positions, table, q_out, k_out, k_cache, v_cache, slots, num_slots,
     q_token, q_head, k_token, k_head, v_token, v_head, num_q_heads, num_kv_heads, q_blocks,
     block_size, cache_block, cache_token, k_scale, v_scale,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, PASS_BLOCK: tl.constexpr,
@@ -101,7 +102,7 @@ def _rotary_kernel(
         row = k_cache
         is_cached = False
         if WRITES:
-            slot = tl.load(slots + token).to(tl.int64)
+            slot = tl.load(slots + token, mask=token < num_slots, other=-1).to(tl.int64)
             is_cached = slot >= 0
             kept = tl.maximum(slot, 0)
             at = (kept // block_size) * cache_block + (kept % block_size) * cache_token
@@ -122,7 +123,7 @@ def _run(
     positions: torch.Tensor,
     table: torch.Tensor,
     interleaved: bool,
-    section: list[int] | None,
+    section: Sequence[int] | None,
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
@@ -136,7 +137,7 @@ def _run(
         q_blocks = ceil_div(num_q_heads, heads)
         launch(
             _rotary_kernel, (num_tokens, q_blocks + ceil_div(num_kv_heads, heads)),
-            q, k, v, positions, table, q_out, k_out, k_cache, v_cache, slots,
+            q, k, v, positions, table, q_out, k_out, k_cache, v_cache, slots, slots.shape[0],
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             num_q_heads, num_kv_heads, q_blocks, k_cache.shape[1], k_cache.stride(0), k_cache.stride(1),
             k_scale, v_scale,
@@ -151,7 +152,12 @@ def _run(
     return q_out, k_out
 
 
-def _why_not(positions: torch.Tensor, table: torch.Tensor, *heads: torch.Tensor) -> str | None:
+def why_not(
+    positions: torch.Tensor, table: torch.Tensor, section: Sequence[int] | None, *heads: torch.Tensor
+) -> str | None:
+    """Why the kernel cannot rotate these, or None if it can."""
+    if section is not None and len(section) > MAX_RUNS:
+        return f"more than {MAX_RUNS} runs of pairs"
     if any(x.dim() != 3 or x.stride(2) != 1 for x in heads):
         return "heads whose features are not neighbours in memory"
     if table.dtype != torch.float32 or not (table.is_contiguous() and positions.is_contiguous()):
@@ -165,7 +171,7 @@ def rotary_embedding(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `trunnion::rotary_embedding`."""
-    if (reason := _why_not(positions, cos_sin_cache, q, k)) is not None:
+    if (reason := why_not(positions, cos_sin_cache, None, q, k)) is not None:
         return decline("rotary_embedding", reason, q, k, positions, cos_sin_cache, interleaved)
     return _run(q, k, positions, cos_sin_cache, interleaved, None)
 
@@ -174,10 +180,7 @@ def mrope_embedding(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, section: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `trunnion::mrope_embedding`."""
-    reason = _why_not(positions, cos_sin_cache, q, k)
-    if len(section) > MAX_RUNS:
-        reason = f"more than {MAX_RUNS} runs of pairs"
-    if reason is not None:
+    if (reason := why_not(positions, cos_sin_cache, section, q, k)) is not None:
         return decline("mrope_embedding", reason, q, k, positions, cos_sin_cache, section)
     return _run(q, k, positions, cos_sin_cache, False, section)
 
@@ -193,21 +196,25 @@ def rotary_and_write(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     *,
-    section: list[int] | None = None,
+    section: Sequence[int] | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate as `rotary_embedding` (as `mrope_embedding` with a section) and write k and v where slots say.
 
-    v [T, Hk, D], k_cache and v_cache [num_blocks, block_size, Hk, D] of one layout, slot_mapping [T] int32; a slot of
-    -1 is not written. An fp8 cache holds `k / k_scale` and `v / v_scale` -> the rotated (q, k).
+    v [T', Hk, D], k_cache and v_cache [num_blocks, block_size, Hk, D] of one layout, slot_mapping [T] int32 with
+    T <= T'; a slot of -1 is not written. An fp8 cache holds `k / k_scale` and `v / v_scale` -> the rotated (q, k).
 
     Raises:
-        ValueError: strides or a table that the kernel cannot take.
+        ValueError: heads, strides or a table that the kernel cannot take; fewer rows than slots.
     """
-    reason = _why_not(positions, cos_sin_cache, q, k, v)
+    reason = why_not(positions, cos_sin_cache, section, q, k, v)
+    num_tokens = slot_mapping.shape[0]
     if k_cache.stride() != v_cache.stride() or k_cache.stride()[2:] != (k.shape[2], 1):
         reason = f"caches of strides {k_cache.stride()} and {v_cache.stride()}"
+    if k.shape != v.shape or k_cache.shape[2:] != k.shape[1:] or len(k) < num_tokens or len(q) != len(k):
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v, k_cache))
+        reason = f"q, k, v and caches of shapes {shapes} for {num_tokens} slots"
     if reason is not None:
         raise ValueError(f"cannot rotate and write {reason}")
     cache = v, k_cache, v_cache, slot_mapping, k_scale, v_scale
