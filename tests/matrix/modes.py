@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -169,6 +170,14 @@ MODES: Mapping[str, Callable[[Bench, Comparison], None]] = {
 
 NEEDS_SHARED_BLOCKS = ("prefix",)
 """Modes that a model with recurrent layers cannot run: a state holds one prefix, blocks hold them all."""
+
+
+def compare(bench: Bench, mode: str, name: str) -> None:
+    """Feed the card's sequences as `mode` does and hold the rows against the reference; `name` settles the blocks."""
+    bench.host.reset(zlib.crc32(name.encode()))
+    seen = Comparison(bench)
+    MODES[mode](bench, seen)
+    seen.check()
 
 
 def _longest(bench: Bench) -> int:

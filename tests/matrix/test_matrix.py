@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,16 @@ import torch
 
 from trunnion_models.card import Card
 
-from .bench import Comparison
 from .conftest import Benches, Case
 from .hf_reference import build_reference, sensitivity
-from .modes import MODES, NEEDS_SHARED_BLOCKS
+from .modes import NEEDS_SHARED_BLOCKS, compare
 
 
 def test_logits_equal_the_reference(case: Case, benches: Benches) -> None:
     bench = benches.open(case)
     if case.mode in NEEDS_SHARED_BLOCKS and bench.host.has_recurrent:
         pytest.skip("a recurrent state holds one prefix only: there are no blocks to share")
-    bench.host.reset(zlib.crc32(case.name.encode()))
-    seen = Comparison(bench)
-    MODES[case.mode](bench, seen)
-    seen.check()
+    compare(bench, case.mode, case.name)
 
 
 def test_first_token_matters_to_the_third(card: Card, tmp_path: Path) -> None:
