@@ -90,9 +90,7 @@ class TritonAttentionGroup(ReferenceAttentionGroup):
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionGroup.run`."""
-        k_cache, v_cache = self.caches[layer]["k_cache"], self.caches[layer]["v_cache"]
-        k_scale, v_scale = self.kv_scales[layer]
-        q, _ = self._write(q, k, v, rotation, self.caches[layer], self._slots, (k_scale, v_scale))
+        q, _ = self._write(q, k, v, rotation, self.caches[layer], self._slots, self.kv_scales[layer])
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         out[self._num_rows :] = 0
         for part in self._parts:
