@@ -6,7 +6,7 @@
     nox -s mutate-sim                   planted faults, each of which must turn the simulated device's tests red
     nox -s lint                         style, types, the arrows between packages, versions
     nox -s versions                     write ci/versions.toml into every distribution
-    nox -s nightly                      every test with every card, and the wheels
+    nox -s nightly -- cpu               every test, card, planted fault and wheel of a hardware; without a name of all
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on a device that computes nothing
@@ -93,11 +93,22 @@ def generate(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
-    """Run every test with every card on the embedded default, then build and try its wheels."""
-    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests", "lint", "wheels")
-    reports = fresh_folder("nightly")
-    _pytest(env, [*_suites(DEFAULT_HARDWARE), "tests/simulators"], reports)
-    _build_and_try_wheels(env, reports)
+    """Run every test, card, planted fault and wheel of all hardware, for hours: `-- cpu cuda` picks some."""
+    if unknown := sorted(set(session.posargs) - set(HARDWARE)):
+        session.error(f"no hardware {', '.join(unknown)}; choices: {', '.join(HARDWARE)}")
+    folder = fresh_folder("nightly")
+    for hardware in session.posargs or HARDWARE:
+        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "wheels", "toolkit")
+        reports, simulated = folder / hardware, folder / f"{hardware}-simulated"
+        reports.mkdir()
+        _pytest(env, _suites(hardware), reports)
+        if hardware == DEFAULT_HARDWARE:
+            simulated.mkdir()
+            _pytest(env, ["tests/matrix", "tests/simulators"], simulated, hardware=SIMULATED)
+            _pytest(env, ["tests/mutations"], reports)
+        elif patches := _mutations(hardware):
+            _pytest(env, ["tests/mutations"], reports, "--patches", patches)
+        _build_and_try_wheels(env, reports)
     _finish(session, "nightly")
 
 
@@ -141,13 +152,13 @@ def define_hardware_sessions(hardware: str) -> None:
 
     test.__doc__ = f"Run the tests that every change must pass, on {hardware}."
 
-    if any((ROOT / "hardware" / hardware / "tests" / "mutations").glob("*.patch")):
+    if folder := _mutations(hardware):
 
         @nox.session(name=f"mutate-{hardware}", venv_backend="none")
         def mutate(session: nox.Session) -> None:
             env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit")
-            patches = ("--patches", f"hardware/{hardware}/tests/mutations")
-            _pytest(env, ["tests/mutations"], fresh_folder(f"mutate-{hardware}"), *patches, *session.posargs)
+            patches = ("--patches", folder, *session.posargs)
+            _pytest(env, ["tests/mutations"], fresh_folder(f"mutate-{hardware}"), *patches)
             _finish(session, f"mutate-{hardware}")
 
         mutate.__doc__ = f"Plant each fault of {hardware} in a copy, and see that the test it names turns red."
@@ -176,6 +187,12 @@ def _suites(hardware: str) -> list[str]:
     common = [folder for folder in COMMON if folder not in APART] if hardware == DEFAULT_HARDWARE else []
     folders = [*PER_HARDWARE, *common, f"hardware/{hardware}/tests"]
     return [folder for folder in folders if (ROOT / folder).is_dir()]
+
+
+def _mutations(hardware: str) -> str:
+    """The folder of the faults that are planted in a package of its own, or ""."""
+    folder = f"hardware/{hardware}/tests/mutations"
+    return folder if any((ROOT / folder).glob("*.patch")) else ""
 
 
 def _pytest(env: Environment, folders: Sequence[str], reports: Path, *options: str, hardware: str = "") -> None:
