@@ -207,6 +207,15 @@ def test_groups_in_two_levels(spec: AttentionSpec | MLASpec) -> None:
     assert CudaHardware().group_class(spec)[0].accepts_prefix_levels(spec)
 
 
+@pytest.mark.parametrize("spec", [SPECS["pairs"], SPECS["latent"]], ids=["attention", "latent"])
+def test_a_group_is_made_with_its_merge(spec: AttentionSpec | MLASpec) -> None:
+    """Compiled before any step: `warm_up` has none with levels."""
+    launches = pytest.importorskip("cuda_simulator").simulation().triton_launches
+    before = launches["_merge_kernel"]
+    CudaHardware().group_class(spec)[0](spec, 1, DEVICE)
+    assert launches["_merge_kernel"] > before
+
+
 LIMITS = Limits(max_num_tokens=16, max_num_seqs=4, max_model_len=32, max_logits_rows=4, block_size=4)
 
 

@@ -23,7 +23,7 @@ class CascadeWrapper:
         self.shared = prefill_wrapper(spec, device)
         self.own = own
         """Of the requests' own pages: a wrapper that is not planned otherwise in a step with levels."""
-        self._merge = merge_function()
+        self._merge = merge_function(spec.num_qo_heads, spec.head_dim, spec.dtype, device)
         self._rows = slice(0)
 
     def plan(self, levels: Levels, block_size: int, *, shared_memory: PlanMemory, own_memory: PlanMemory) -> None:

@@ -11,13 +11,19 @@ from trunnion_cuda.environment import why_no_kernels
 Merge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def merge_function() -> Merge:
-    """This package's kernel, or torch where Triton cannot launch it."""
+def merge_function(num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Merge:
+    """This package's kernel, compiled for rows of these heads, or torch where Triton cannot launch it."""
     if why_no_kernels() is not None:
         return merge_in_torch
     # Imports Triton.
     from trunnion_cuda.kernels.merge_states import merge_states
 
+    # No step of warm_up has levels, and none that is served may wait for the compiler. The sums of a row in the middle
+    # may lie where Triton compiles anew.
+    rows = torch.zeros(2, num_heads, head_dim, dtype=dtype, device=device)
+    sums = torch.zeros(2, num_heads, dtype=torch.float32, device=device)
+    for first in (0, 1):
+        merge_states(rows[first:], sums[first:], rows[: 2 - first], sums[: 2 - first])
     return merge_states
 
 

@@ -66,7 +66,7 @@ class FlashInferMLAGroup(ReferenceMLAGroup):
         """Of all requests; None without any."""
         self._shared: _Planned | None = None
         """Of the pages that requests share, in a step with levels."""
-        self._merge = merge_function()
+        self._merge = merge_function(self.spec.num_qo_heads, self.spec.kv_lora_rank, self.spec.dtype, device)
         self._num_rows = 0
         self._slots = self._own_indices
         self._write = cache_write(self.spec.dtype)
