@@ -55,12 +55,15 @@ def modules() -> list[Callable[[], object]]:
 
 
 def nightly_modules() -> list[Callable[[], object]]:
-    """Decode and prefill over caches in float8, with sinks without and with window, decode with window and soft cap."""
+    """Decode and prefill over caches in float8, with sinks without and with window; decode with window and soft cap,
+    prefill with a soft cap alone."""
     import flashinfer
     from flashinfer.decode import get_batch_decode_module
     from flashinfer.prefill import get_batch_prefill_module
 
-    narrow = (DTYPE, torch.float8_e4m3fn, DTYPE, torch.int32, HEAD_DIM, HEAD_DIM, 0)
+    wide, narrow = (
+        (DTYPE, cached, DTYPE, torch.int32, HEAD_DIM, HEAD_DIM, 0) for cached in (DTYPE, torch.float8_e4m3fn)
+    )
 
     def sinks(window_left: int) -> object:
         # Compiled when the wrapper is made.
@@ -77,7 +80,8 @@ def nightly_modules() -> list[Callable[[], object]]:
     return [
         lambda: get_batch_decode_module(*narrow, False, False),
         lambda: get_batch_prefill_module("fa2", *narrow, False, False, False, False),
-        lambda: get_batch_decode_module(DTYPE, DTYPE, DTYPE, torch.int32, HEAD_DIM, HEAD_DIM, 0, True, True),
+        lambda: get_batch_decode_module(*wide, True, True),
+        lambda: get_batch_prefill_module("fa2", *wide, False, True, False, False),
         lambda: sinks(-1),
         lambda: sinks(5),
     ]
