@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Collection
@@ -59,6 +60,8 @@ def test_groups_run_elsewhere_without_flashinfer(monkeypatch: pytest.MonkeyPatch
     assert found.__name__ == "TritonAttentionGroup" and reason is None, "kernels of this package, not the reference"
     assert set(warnings()) == {"FlashInfer"}, "what `warm_up` says is missing"
     found, reason = CudaHardware().group_class(LATENT)
+    assert found.__name__ == "TritonMLAGroup" and reason is None
+    found, reason = CudaHardware().group_class(dataclasses.replace(LATENT, kv_lora_rank=1024))
     assert found.__name__ == "CapturedMLAGroup" and reason is not None
     assert reason.startswith("flashinfer-python is not installed; ")
 

@@ -18,6 +18,7 @@ from trunnion_cuda.capture import CudaCapture
 from trunnion_cuda.hardware import CudaHardware
 from trunnion_cuda.kernels import paged_attention
 from trunnion_cuda.triton_attention import TritonAttentionGroup
+from trunnion_cuda.triton_mla import TritonMLAGroup
 
 DEVICE = torch.device("cuda", 0)
 NUM_REQS, MAX_BLOCKS, BLOCK_SIZE = 4, 24, 4
@@ -39,11 +40,27 @@ SPECS: dict[str, AttentionSpec | MLASpec] = {
     "own-float32": _attention(num_qo_heads=4, head_dim=24, dtype=torch.float32, has_sinks=True, window=6),
     "own-fp8-cache": _attention(num_qo_heads=4, head_dim=40, cache_dtype=torch.float8_e4m3fn),
     "own": _attention(num_qo_heads=8, head_dim=40, soft_cap=2.0, has_sinks=True),
+    "own-latent": MLASpec(num_qo_heads=5, kv_lora_rank=40, rope_head_dim=8, scale=0.1, dtype=torch.bfloat16),
+    "own-latent-float32": MLASpec(num_qo_heads=3, kv_lora_rank=24, rope_head_dim=6, scale=0.1, dtype=torch.float32),
     "latent": MLASpec(num_qo_heads=16, kv_lora_rank=512, rope_head_dim=64, scale=0.05, dtype=torch.bfloat16),
 }
 
 NIGHTLY = {"sinks", "sinks-window", "fp8-cache", "fp8-cache-cuda-cores"}
 """Kernels of their own, which every change need not compile."""
+
+
+VERIFIED = (
+    "tensor-cores",
+    "soft-cap-window",
+    "sinks-window",
+    "fp8-cache",
+    "own",
+    "own-fp8-cache",
+    "own-latent",
+    "own-latent-float32",
+    "latent",
+)
+"""With drafts, some of them short."""
 
 
 def _named(*names: str) -> list[ParameterSet]:
@@ -148,9 +165,7 @@ def test_a_replay_follows_the_lengths(name: str) -> None:
         rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
 
 
-@pytest.mark.parametrize(
-    "name", _named("tensor-cores", "soft-cap-window", "sinks-window", "fp8-cache", "own", "own-fp8-cache", "latent")
-)
+@pytest.mark.parametrize("name", _named(*VERIFIED))
 def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
     """Placeholders in a graph: their rows take no part, whatever lies in the cache where they would be."""
     rig = GraphRig(SPECS[name], 3)
@@ -160,10 +175,11 @@ def test_a_replay_verifies_drafts_that_are_short(name: str) -> None:
         rig.replay(Shape("verify", requests, num_decodes=len(requests), decode_query_len=3), seed)
 
 
-def test_long_keys_are_split_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This package's own kernel; replays with more splits than a request has keys, and with some for each."""
+@pytest.mark.parametrize("name", ["own", "own-latent"])
+def test_long_keys_are_split_among_programs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """This package's own kernels; replays with more splits than a request has keys, and with some for each."""
     monkeypatch.setattr(paged_attention, "SPLIT_KEYS", 16)
-    rig = GraphRig(SPECS["own"], 1)
+    rig = GraphRig(SPECS[name], 1)
     assert rig.tested.group._parts[0].splits == 4  # type: ignore[attr-defined]
     for seed, contexts in enumerate(((3, 0, 70, 5), (80, 39), (1,))):
         requests = tuple(Request(context, 1) for context in contexts)
@@ -173,6 +189,8 @@ def test_long_keys_are_split_among_programs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_library_refuses_runs_on_own_kernels() -> None:
     for name in ("own", "own-float32"):
         assert CudaHardware().group_class(SPECS[name]) == (TritonAttentionGroup, None)
+    for name in ("own-latent", "own-latent-float32"):
+        assert CudaHardware().group_class(SPECS[name]) == (TritonMLAGroup, None)
     too_long = _attention(num_qo_heads=4, head_dim=512)
     found, reason = CudaHardware().group_class(too_long)
     assert found is CapturedAttentionGroup

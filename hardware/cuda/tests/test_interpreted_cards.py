@@ -35,9 +35,9 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
     found.close()
 
 
-def check(card: str, mode: str, benches: Benches) -> None:
-    """Run a card in bfloat16 and graphs, and see that kernels were interpreted."""
-    (case,) = (case for case in cases("cuda") if case.name == f"{card}-cuda-bf16-{mode}-full")
+def check(card: str, mode: str, benches: Benches, dtype: str = "bf16") -> None:
+    """Run a card in graphs, and see that kernels were interpreted."""
+    (case,) = (case for case in cases("cuda") if case.name == f"{card}-cuda-{dtype}-{mode}-full")
     launches = simulator.simulation().triton_launches
     before = launches.total()
     bench = benches.open(case)
@@ -52,6 +52,13 @@ def check(card: str, mode: str, benches: Benches) -> None:
 def test_cards_that_use_every_operator(card: str, benches: Benches) -> None:
     """Decodes in full graphs, chunks between pieces; requests are preempted and start again."""
     check(card, "preempt", benches)
+
+
+def test_latent_attention_that_the_library_refuses(benches: Benches) -> None:
+    """In float32, on this package's own kernel."""
+    before = simulator.simulation().triton_launches["_latent_kernel"]
+    check("deepseek_v2-quick", "preempt", benches, "fp32")
+    assert simulator.simulation().triton_launches["_latent_kernel"] > before
 
 
 @pytest.mark.nightly

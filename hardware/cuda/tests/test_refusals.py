@@ -12,9 +12,10 @@ from tests.conformance.batches import SHAPES, GroupRig, build_step, to_device
 from trunnion.interfaces.attention import AttentionSpec, MLASpec
 from trunnion.reference.captured import CapturedMLAGroup
 from trunnion_cuda.attention import FlashInferAttentionGroup
-from trunnion_cuda.capabilities import why_not_flashinfer
+from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_mla
 from trunnion_cuda.hardware import CudaHardware
 from trunnion_cuda.mla import FlashInferMLAGroup
+from trunnion_cuda.triton_mla import TritonMLAGroup
 
 DEVICE = torch.device("cuda", 0)
 DTYPE = torch.bfloat16
@@ -112,6 +113,15 @@ def test_shapes_without_a_kernel(changes: dict[str, object], reason: str) -> Non
     ids=str,
 )
 def test_latent_shapes_without_a_kernel(changes: dict[str, object], reason: str) -> None:
+    """Each with its reason, and to this package's own kernel."""
+    spec = dataclasses.replace(LATENT, **changes)
+    why = why_not_flashinfer_mla(spec)
+    assert why is not None and re.search(reason, why)
+    assert CudaHardware().group_class(spec) == (TritonMLAGroup, None)
+
+
+@pytest.mark.parametrize("changes", [{"kv_lora_rank": 640}, {"rope_head_dim": 192}], ids=str)
+def test_latents_that_no_kernel_here_takes(changes: dict[str, int]) -> None:
     found, why = CudaHardware().group_class(dataclasses.replace(LATENT, **changes))
     assert found is CapturedMLAGroup
-    assert why is not None and re.search(reason, why)
+    assert why is not None and "FlashInfer's latent attention has 512 + 64" in why and "more than 512 + 128" in why

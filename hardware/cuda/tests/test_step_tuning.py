@@ -15,7 +15,7 @@ from tests.conformance.tiny_llama import write_tiny_llama
 
 from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
-from trunnion.interfaces.attention import AttentionSpec, RecurrentSpec
+from trunnion.interfaces.attention import AttentionSpec, MLASpec, RecurrentSpec
 from trunnion.runner.buckets import Buckets
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_cuda import runner
@@ -135,15 +135,19 @@ def test_a_simulated_device_is_not_timed(tmp_path: Path) -> None:
             {"paged_attention"},
         ),
         (
+            MLASpec(num_qo_heads=40, kv_lora_rank=24, rope_head_dim=8, scale=1.0, dtype=torch.bfloat16),
+            {"latent_attention"},
+        ),
+        (
             RecurrentSpec(
                 num_k_heads=1, num_v_heads=2, head_k_dim=16, head_v_dim=16, conv_kernel_size=4, dtype=torch.bfloat16
             ),
             {"causal_conv1d", "gated_delta_chunks"},
         ),
     ],
-    ids=["attention", "recurrent"],
+    ids=["attention", "latent", "recurrent"],
 )
-def test_groups_offer_their_kernels(spec: AttentionSpec | RecurrentSpec, kernels: set[str]) -> None:
+def test_groups_offer_their_kernels(spec: AttentionSpec | MLASpec | RecurrentSpec, kernels: set[str]) -> None:
     hardware = CudaHardware()
     hardware.initialize(0)
     group = GroupRig(hardware.group_class(spec)[0], spec, DEVICE).group

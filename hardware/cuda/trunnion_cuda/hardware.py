@@ -150,7 +150,10 @@ def _triton_group(spec: GroupSpec) -> tuple[type[Group] | None, str | None]:
 
         reason = why_not_recurrent(spec)
         return (TritonRecurrentGroup, None) if reason is None else (None, reason)
-    return None, "this package has no kernel of its own for latent attention outside of decodes"
+    from trunnion_cuda.triton_mla import TritonMLAGroup, why_not_triton_mla
+
+    reason = why_not_triton_mla(spec)
+    return (TritonMLAGroup, None) if reason is None else (None, reason)
 
 
 def captured_group(spec: GroupSpec) -> type[Group]:

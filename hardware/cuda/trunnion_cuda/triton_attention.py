@@ -7,21 +7,17 @@ so that a captured call follows them, and upper bounds of lengths will do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
-from trunnion.contract import Limits
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, Rotation, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.runner.buckets import Buckets
 from trunnion_cuda.cache_writes import RotatingWrite
 from trunnion_cuda.kernels.launch import FLOAT8_CAPABILITY
-from trunnion_cuda.kernels.paged_attention import PagedKeys, num_splits, paged_attention, why_not
+from trunnion_cuda.kernels.paged_attention import num_splits, paged_attention, why_not
+from trunnion_cuda.paged_parts import Part, example_decodes, example_prompt, parts_of
 from trunnion_cuda.workspaces import float_workspace
-
-EXAMPLE_KEYS = 2048
-"""Of a decode that kernels are timed with."""
 
 
 def why_not_triton(spec: AttentionSpec) -> str | None:
@@ -33,15 +29,6 @@ def why_not_triton(spec: AttentionSpec) -> str | None:
     return why_not(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Requests that one call of the kernel serves."""
-
-    keys: PagedKeys
-    rows: slice
-    splits: int
-
-
 class TritonAttentionGroup(ReferenceAttentionGroup):
     """Caches as the reference has them; scores and softmax in float32. Long keys of few decodes are split."""
 
@@ -49,7 +36,7 @@ class TritonAttentionGroup(ReferenceAttentionGroup):
 
     def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
         super().__init__(spec, num_layers, device)
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._num_rows = 0
         self._slots = torch.empty(0, dtype=torch.int32, device=device)
         self._write = RotatingWrite(self.spec.stored_dtype)
@@ -61,22 +48,11 @@ class TritonAttentionGroup(ReferenceAttentionGroup):
 
     def plan(self, step: StepInputs) -> None:
         """Uniform decodes go through the kernel together, and so does the rest; a full graph has decodes only."""
-        slots, block_table = self.tensors(step.device).slot_mapping, self.tensors(step.device).block_table
-        assert slots is not None and block_table is not None
-        self._slots = slots
-        if step.in_full_graph:
-            count = step.device.seq_lens.shape[0]
-            self._num_rows = slots.shape[0]
-            longest = block_table.shape[1] * self.caches[0]["k_cache"].shape[1]
-            self._parts = [self._decodes(step, count, self._num_rows // count, longest)]
-            return
-        counts = step.counts
-        self._num_rows, self._parts = counts.num_tokens, []
-        if counts.num_decodes:
-            self._parts.append(self._decodes(step, counts.num_decodes, counts.decode_query_len, counts.max_seq_len))
-        if counts.num_reqs > counts.num_decodes:
-            keys = self._keys(step, slice(counts.num_decodes, counts.num_reqs), counts.max_query_len, is_uniform=False)
-            self._parts.append(_Part(keys, slice(0, self._num_rows), splits=1))
+        group = self.tensors(step.device)
+        assert group.slot_mapping is not None
+        self._slots = group.slot_mapping
+        self._num_rows = group.slot_mapping.shape[0] if step.in_full_graph else step.counts.num_tokens
+        self._parts = parts_of(step, group, self.caches[0]["k_cache"].shape[1], self._splits)
 
     def run(
         self,
@@ -99,32 +75,20 @@ class TritonAttentionGroup(ReferenceAttentionGroup):
 
     def examples(self, buckets: Buckets) -> Iterator[Callable[[], object]]:
         """See `TunedGroup.examples`: decodes of each full graph on long keys, and prompts of each size."""
+        cache = self.caches[0]["k_cache"]
         for bucket, query_len in buckets.all_full():
-            yield lambda count=bucket.num_reqs, query_len=query_len: self._example(buckets.limits, count, query_len)
+            shape = bucket.num_reqs, query_len
+            yield lambda shape=shape: self._example(example_decodes(buckets.limits, cache, *shape, self._splits))
         for num_tokens in reversed(buckets.tokens):
-            length = min(num_tokens, buckets.limits.max_model_len)
-            yield lambda query_len=length: self._example(buckets.limits, 1, query_len, is_prompt=True)
+            yield lambda size=num_tokens: self._example(example_prompt(buckets.limits, cache, size))
 
-    def _example(self, limits: Limits, count: int, query_len: int, *, is_prompt: bool = False) -> None:
-        """Attend from zeros to whatever lies in the cache; decodes to `EXAMPLE_KEYS` keys, as far as the limits go."""
-        spec, cache = self.spec, self.caches[0]["k_cache"]
-        num_keys = query_len if is_prompt else min(max(EXAMPLE_KEYS, query_len), limits.max_model_len)
-        width = -(-limits.max_model_len // cache.shape[1])
-        q = torch.zeros(count * query_len, spec.num_qo_heads, spec.head_dim, dtype=spec.dtype, device=self.device)
-        integers = {"dtype": torch.int32, "device": self.device}
-        keys = PagedKeys(
-            block_table=(torch.arange(count * width, **integers) % cache.shape[0]).view(count, width),
-            seq_lens=torch.full((count,), num_keys, **integers),
-            query_start_loc=torch.tensor([0, query_len], **integers) if is_prompt else None,
-            max_query_len=query_len,
-            kv_start=torch.zeros(count, **integers),
-            slot_mapping=torch.zeros(count * query_len, **integers),
-        )
-        splits = 1 if is_prompt else self._splits(count, width * cache.shape[1])
+    def _example(self, part: Part) -> None:
+        spec = self.spec
+        q = torch.zeros(part.rows.stop, spec.num_qo_heads, spec.head_dim, dtype=spec.dtype, device=self.device)
         sinks = torch.zeros(spec.num_qo_heads, device=self.device) if spec.has_sinks else None
-        self._attend(0, _Part(keys, slice(0, len(q)), splits), q, torch.empty_like(q), sinks)
+        self._attend(0, part, q, torch.empty_like(q), sinks)
 
-    def _attend(self, layer: int, part: _Part, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None) -> None:
+    def _attend(self, layer: int, part: Part, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None) -> None:
         k_scale, v_scale = self.kv_scales[layer]
         paged_attention(
             q[part.rows],
@@ -143,24 +107,7 @@ class TritonAttentionGroup(ReferenceAttentionGroup):
             workspace=float_workspace(self.device),
         )
 
-    def _decodes(self, step: StepInputs, count: int, query_len: int, longest: int) -> _Part:
-        keys = self._keys(step, slice(0, count), query_len, is_uniform=True)
-        return _Part(keys, slice(0, count * query_len), self._splits(count, longest))
-
-    def _splits(self, count: int, longest: int) -> int:
+    def _splits(self, count: int, query_len: int, longest: int) -> int:
         if self.spec.window is not None:
             return 1
         return num_splits(longest, count * self.spec.num_kv_heads, self._num_processors)
-
-    def _keys(self, step: StepInputs, requests: slice, max_query_len: int, *, is_uniform: bool) -> PagedKeys:
-        device = self.tensors(step.device)
-        assert device.block_table is not None and device.kv_start is not None
-        bounds = slice(requests.start, requests.stop + 1)
-        return PagedKeys(
-            block_table=device.block_table[requests],
-            seq_lens=step.device.seq_lens[requests],
-            query_start_loc=None if is_uniform else step.device.query_start_loc[bounds],
-            max_query_len=max_query_len,
-            kv_start=device.kv_start[requests],
-            slot_mapping=self._slots,
-        )

@@ -12,6 +12,7 @@ from trunnion_cuda.kernels import (
     activation,
     cache_write,
     gated_delta,
+    latent_attention,
     merge_states,
     moe,
     norm,
@@ -113,6 +114,29 @@ def _attention(
     return paged_attention.paged_attention(q, *caches, keys, scale=0.1, splits=splits, **options)
 
 
+def _latent(
+    query_len: int,
+    *,
+    num_heads: int = 24,
+    parts: tuple[int, int] = (512, 64),
+    dtype: torch.dtype = BF16,
+    uniform: bool = False,
+    splits: int = 1,
+) -> object:
+    num_reqs, (latent, rope) = 8, parts
+    rows = num_reqs * query_len
+    keys = paged_attention.PagedKeys(
+        block_table=_ints(num_reqs, 256),
+        seq_lens=_ints(num_reqs),
+        query_start_loc=None if uniform else _ints(num_reqs + 1),
+        max_query_len=query_len,
+        slot_mapping=_ints(rows),
+    )
+    queries = (_empty(rows, num_heads, size, dtype=dtype) for size in parts)
+    cache = _empty(64, 16, latent + rope, dtype=dtype)
+    return latent_attention.latent_attention(*queries, cache, keys, scale=0.1, splits=splits)
+
+
 def _merge(num_heads: int, head_dim: int, dtype: torch.dtype = BF16) -> None:
     out, other = (_empty(17, num_heads, head_dim, dtype=dtype) for _ in range(2))
     lse, other_lse = (_empty(17, num_heads, dtype=FP32) for _ in range(2))
@@ -166,6 +190,7 @@ def cases() -> tuple[Case, ...]:
     """All of them; names are unique."""
     row, weight = _empty(17, 7168), _empty(7168)
     gemm, large_gemm = (tiles("_grouped_gemm_kernel") for tiles in (_small_tiles, _large_tiles))
+    latent = _small_tiles("_latent_kernel")
     decode, prefill = (tiles("_attention_kernel") for tiles in (_small_tiles, _large_tiles))
     chunks = _small_tiles("_inverse_kernel", "_chunks_kernel")
     linear = _small_tiles("_linear_kernel")
@@ -211,6 +236,12 @@ def cases() -> tuple[Case, ...]:
         Case(name="attention_prefill_special", call=lambda: _attention(128, special=True), mma=prefill),
         Case(name="attention_prefill_256", call=lambda: _attention(128, heads=(8, 4, 256)), mma=prefill),
         Case(name="attention_prefill_96", call=lambda: _attention(128, heads=(9, 3, 96)), mma=prefill),
+        Case(name="latent_decode", call=lambda: _latent(1, uniform=True), mma=latent, quick=True),
+        Case(name="latent_decode_split", call=lambda: _latent(1, uniform=True, splits=8), mma=latent),
+        Case(name="latent_prefill", call=lambda: _latent(128), mma=latent, quick=True),
+        Case(name="latent_prefill_256", call=lambda: _latent(128, num_heads=5, parts=(256, 32))),
+        Case(name="latent_decode_fp32", call=lambda: _latent(1, dtype=FP32, uniform=True), mma=latent),
+        Case(name="latent_prefill_fp32", call=lambda: _latent(128, dtype=FP32), mma=latent),
         Case(name="attention_prefill_fp32", call=lambda: _attention(128, heads=(8, 4, 64), dtype=FP32), mma=decode),
         Case(name="merge_states", call=lambda: _merge(32, 128), quick=True),
         Case(name="merge_states_latent", call=lambda: _merge(128, 512)),

@@ -238,7 +238,7 @@ def paged_attention(
         splits = min(splits, 1 << max((workspace.numel() // row_bytes).bit_length() - 1, 0))
     part, part_max, part_sum = (none,) * 3
     if splits > 1:
-        part, part_max, part_sum = _parts((splits, num_tokens, num_q_heads), head_dim, workspace, q.device)
+        part, part_max, part_sum = parts_in(workspace, (splits, num_tokens, num_q_heads), head_dim, q.device)
     block_d = max(power_of_two(head_dim), 16)
 
     def run(config: Config) -> None:
@@ -276,10 +276,10 @@ def paged_attention(
     return out
 
 
-def _parts(
-    shape: tuple[int, int, int], head_dim: int, workspace: torch.Tensor | None, device: torch.device
+def parts_in(
+    workspace: torch.Tensor | None, shape: tuple[int, int, int], head_dim: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `add_parts` takes, in the workspace if there is one."""
+    """What `add_parts` takes for a shape [S, T, H], in the workspace (uint8) if there is one."""
     rows = math.prod(shape)
     if workspace is None:
         made = torch.empty(rows * (head_dim + 2), dtype=torch.float32, device=device)
