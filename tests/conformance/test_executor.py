@@ -175,6 +175,37 @@ def test_what_python_refuses_leaves_the_next_step_right(executor: ModelExecutor)
         torch.testing.assert_close(run(executor, batch_of(5, 2)).logits, good, rtol=0, atol=0)
 
 
+def test_prefix_levels_change_no_result(executor: ModelExecutor) -> None:
+    """Two requests that decode behind the same block; refused by name where no group makes use of it."""
+    executor.allocate_kv_cache([40])
+    executor.warm_up()
+    run(executor, batch_of(6, 7))
+
+    def decode() -> ForwardBatch:
+        batch = batch_of(1, 1, contexts=(6, 7))
+        group = batch.tensors.groups[0]
+        group.block_table[1, 0] = group.block_table[0, 0]
+        group.kv_indices[2] = group.kv_indices[0]
+        return batch
+
+    def with_levels(*, shared: int) -> ForwardBatch:
+        batch = decode()
+        batch.counts.num_prefixes = 1
+        batch.tensors.prefix_indptr = torch.tensor([0, 2], dtype=torch.int32)
+        batch.tensors.prefix_lens = torch.tensor([shared], dtype=torch.int32)
+        return batch
+
+    expected = run(executor, decode()).logits.clone()
+    if not executor.accepts_prefix_levels:
+        with pytest.raises(BatchRefused, match="num_prefixes: 1, expected 0"):
+            executor.execute(with_levels(shared=4))
+    else:
+        for shared, steps in ((4, 1), (0, 1)):
+            torch.testing.assert_close(run(executor, with_levels(shared=shared)).logits, expected, rtol=1e-4, atol=1e-4)
+            assert executor.counters.prefix_level_steps == steps
+    torch.testing.assert_close(run(executor, decode()).logits, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_lent_buffers_stay_where_they_are(executor: ModelExecutor) -> None:
     """A step of the same counts uses the same tensors at the boundary, and logits come in the same rows."""
     executor.allocate_kv_cache([40])

@@ -94,7 +94,18 @@ def preempt(bench: Bench, seen: Comparison) -> None:
 
 
 def prefix(bench: Bench, seen: Comparison) -> None:
-    """Prefix-cache hits of every number of whole blocks, full hits included, while the first owner decodes on."""
+    """Prefix-cache hits, and where the executor makes use of it the same told of the blocks that requests share."""
+    _prefix_hits(bench, seen)
+    if not bench.host.executor.accepts_prefix_levels:
+        return
+    before = bench.host.executor.counters.prefix_level_steps
+    with bench.host.with_levels():
+        _prefix_hits(bench, seen)
+    assert bench.host.executor.counters.prefix_level_steps > before, "no step was told of shared blocks"
+
+
+def _prefix_hits(bench: Bench, seen: Comparison) -> None:
+    """Hits of every number of whole blocks, full ones included, while the first owner decodes on."""
     host, index = bench.host, _longest(bench)
     tokens, size = bench.sequence(index), bench.card.block_size
     owner = bench.add(index)
@@ -109,7 +120,11 @@ def prefix(bench: Bench, seen: Comparison) -> None:
         host.finish(partial)
         host.finish(full)
     heir = host.fork(owner, tokens, whole_blocks)
-    seen.add(index, len(tokens) - 1, host.step([Chunk(owner, 1)])[0])
+    twin = host.fork(owner, tokens, whole_blocks)
+    decoded = host.step([Chunk(owner, 1), Chunk(twin, 1)])
+    seen.add(index, len(tokens) - 1, decoded[0])
+    seen.add(index, whole_blocks, decoded[1])
+    host.finish(twin)
     host.finish(owner)
     seen.add(index, whole_blocks, host.step([Chunk(heir, heir.remaining)])[0])
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from capture import SimulatedPool, SimulatedStream
+from trunnion_sim.attention import TwoLevelAttentionGroup
 from trunnion_sim.runner import GraphRunner
 
 from trunnion.contract import Limits, MemoryProfile
@@ -16,7 +17,7 @@ from trunnion.interfaces.hardware import Fence
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.reference import ReferenceHardware
-from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion.reference.captured import CapturedMLAGroup, CapturedRecurrentGroup
 from trunnion.reference.memory_profile import profile_captured_groups
 
 
@@ -48,7 +49,7 @@ class SimHardware(ReferenceHardware):
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
         if isinstance(spec, AttentionSpec):
-            return CapturedAttentionGroup, None
+            return TwoLevelAttentionGroup, None
         return (CapturedMLAGroup if isinstance(spec, MLASpec) else CapturedRecurrentGroup), None
 
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
