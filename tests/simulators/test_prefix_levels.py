@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,11 @@ def family(rig: Rig) -> list[Request]:
 
 
 def decode(rig: Rig, *, levels: bool) -> torch.Tensor:
-    """Uniform decodes of a family, a step of decodes and chunks, and decodes that nothing is said of."""
+    """Uniform decodes of a family, owners that decode before chunks of their heirs, and decodes nothing is said of."""
     requests = family(rig)
     rig.host.levels = levels
     rows = [rig.decode(requests) for _ in range(3)]
-    mixed = [Chunk(request, 1 if index % 3 < 2 else 3) for index, request in enumerate(requests)]
+    mixed = [Chunk(request, 3 if index % 3 else 1) for index, request in enumerate(requests)]
     rows += rig.host.step(mixed)
     rig.host.levels = False
     rows.append(rig.decode(requests))
@@ -86,10 +87,12 @@ def test_levels_change_no_result_in_any_way_of_execution(llama: Card, mode: Mode
     expected = decode(rigs(llama, Mode.EAGER), levels=False)
     rig = rigs(llama, mode)
     assert rig.executor.accepts_prefix_levels
+    seen = Spy(rig.executor._runner)
     assert_close(decode(rig, levels=True), expected)
     assert rig.executor.counters.prefix_level_steps == 4
+    assert {ran for ran, levels in seen.steps if levels} == {Mode.EAGER if mode is Mode.EAGER else Mode.PIECEWISE}
     if mode is Mode.FULL:
-        assert rig.runner.select(BatchCounts(6, 6, 6, 6)).mode is Mode.FULL
+        assert seen.steps[Mode.FULL, False] == 1, "the last decode is in its graph again"
         assert rig.executor.counters.replays == rig.host.steps and not rig.executor.counters.eager
 
 
@@ -138,8 +141,19 @@ class Spy:
         return self._run(step, bucket)
 
 
-def serve(model: Path, card: Card, prefix_levels: int) -> tuple[list[list[int]], Counter[tuple[Mode, bool]], int]:
-    """The greedy text of prompts with a common beginning, how their steps ran, and the host's own count."""
+@dataclass
+class Served:
+    """What prompts with a common beginning were answered greedily, and how."""
+
+    tokens: list[list[int]]
+    logprobs: torch.Tensor
+    steps: Counter[tuple[Mode, bool]]
+    told: int
+    """Steps with levels, by the host's own count."""
+
+
+def serve(model: Path, card: Card, prefix_levels: int) -> Served:
+    """Five prompts behind one system prompt, which the prefix cache holds already."""
     hardware = registry.load_hardware_from(Path(__file__).parent / "trunnion_sim")
     assert isinstance(hardware, SimHardware)
     create_runner, spies = hardware.create_runner, list[Spy]()
@@ -164,21 +178,28 @@ def serve(model: Path, card: Card, prefix_levels: int) -> tuple[list[list[int]],
     system = [5, 64, 2, 8, 120, 17, 3, 9, 44, 31, 7, 90, 12, 6, 71, 23, 18]
     with ServingHost(config) as host:
         list(host.stream(host.submit(system, SamplingParams(max_tokens=1))))
-        ids = [host.submit([*system, 3 + index, 11], SamplingParams(max_tokens=20)) for index in range(5)]
-        tokens = [[event.token_id for event in host.stream(request) if not event.finished] for request in ids]
+        greedy = SamplingParams(max_tokens=20, num_logprobs=0)
+        ids = [host.submit([*system, 3 + index, 11], greedy) for index in range(5)]
+        events = [[event for event in host.stream(request) if not event.finished] for request in ids]
         stats = host.stats()
     assert stats.eager_steps == 0, stats.eager
     assert stats.replays == stats.steps
     assert stats.prefix_levels_off_reason == ("" if prefix_levels else "off by option")
-    return tokens, spies[-1].steps, stats.prefix_level_steps
+    return Served(
+        tokens=[[event.token_id for event in answer] for answer in events],
+        logprobs=torch.tensor([[event.logprob for event in answer] for answer in events]),
+        steps=spies[-1].steps,
+        told=stats.prefix_level_steps,
+    )
 
 
 def test_served_text_is_the_same_with_levels(llama: Card, checkpoint: Callable[[Card], Path]) -> None:
     """Steps of requests that share a system prompt are told of it, run in pieces, and are counted."""
     card = dataclasses.replace(llama, max_model_len=64)
-    expected, without, none = serve(checkpoint(llama), card, 0)
-    assert none == 0 and not any(levels for _, levels in without) and without[Mode.FULL, False] > 10
-    text, steps, told = serve(checkpoint(llama), card, 1)
-    assert text == expected and all(len(tokens) == 20 for tokens in text)
-    assert told == steps[Mode.PIECEWISE, True] > 10
-    assert steps[Mode.FULL, True] == 0
+    without, with_levels = (serve(checkpoint(llama), card, least) for least in (0, 1))
+    assert without.told == 0 and not any(levels for _, levels in without.steps)
+    assert without.steps[Mode.FULL, False] > 10
+    assert with_levels.tokens == without.tokens and all(len(tokens) == 20 for tokens in without.tokens)
+    torch.testing.assert_close(with_levels.logprobs, without.logprobs, rtol=0, atol=1e-5)
+    assert with_levels.told == with_levels.steps[Mode.PIECEWISE, True] > 10
+    assert with_levels.steps[Mode.FULL, True] == 0
