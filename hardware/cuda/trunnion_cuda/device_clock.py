@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from trunnion_cuda.capture import CudaCapture
+from trunnion_cuda.kernels.tuning import CannotRunError
 
 LAUNCHES, REPLAYS = 10, 3
 """Launches of one graph, whose mean is taken, and replays, of which the shortest is."""
 
 
 def time_call(call: Callable[[], Any]) -> float:
-    """Seconds that one call of a few launches takes; infinite if the device has not what a launch asks for.
+    """Seconds that one call of a few launches takes; infinite if it cannot run, or asks for more than the device has.
 
     The call is compiled and runs before it is timed; like all that a graph holds it must not read from the device.
     """
@@ -24,7 +25,7 @@ def time_call(call: Callable[[], Any]) -> float:
 
     try:
         call()
-    except OutOfResources:
+    except (OutOfResources, CannotRunError):
         return math.inf
     capture = CudaCapture(torch.device("cuda", torch.cuda.current_device()))
     capture.begin()

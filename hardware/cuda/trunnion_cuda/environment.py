@@ -47,6 +47,17 @@ def why_no_times() -> str | None:
     )
 
 
+def why_no_tilelang() -> str | None:
+    """Why TileLang's kernels cannot be compiled and launched here, or None."""
+    if find_spec("tilelang") is None:
+        return "tilelang is not installed"
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if why_no_times() is not None:
+        return f"the device {torch.cuda.get_device_name()!r} runs no compiled kernels, and TileLang has no interpreter"
+    return None if shutil.which("nvcc") else "nvcc, which TileLang compiles with, is not on PATH"
+
+
 def nvcc_users() -> list[str]:
     """What compiles with nvcc on this machine when it first runs."""
     users = []

@@ -17,6 +17,7 @@ from trunnion_cuda import ahead
 from trunnion_cuda.capture import CudaCapture
 from trunnion_cuda.device_clock import time_call
 from trunnion_cuda.environment import why_no_times
+from trunnion_cuda.kernels.block_fp8_gemm import tile_gemms
 from trunnion_cuda.kernels.tuning import TUNER
 from trunnion_cuda.step_tuning import TuningLimits, report_stand_ins, tune_steps
 from trunnion_cuda.tuned_choices import choices_file
@@ -67,6 +68,7 @@ class CudaGraphRunner(Runner):
             report_stand_ins(report, TUNER)
         if self._why_not_full is not None:
             report.eager["groups of uniform decodes"] = f"no full graphs: {self._why_not_full}"
+        report.implementations.update(tile_gemms().report())
         if (cubins := ahead.installed()) is not None:
             report.compiled.update(cubins.report())
         torch.cuda.synchronize(self._device)

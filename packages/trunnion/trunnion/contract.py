@@ -328,5 +328,7 @@ class WarmUpReport:
     """kernel -> how many choices among its configurations are made, or kept from an earlier start, and timings"""
     untuned: dict[str, str] = field(default_factory=dict)
     """kernel, a kind of its calls, or what there is of tuning as a whole -> why its choice was not timed"""
+    implementations: dict[str, str] = field(default_factory=dict)
+    """operator, and one of several implementations that a package has of it -> where it runs, or why it does not"""
     seconds: float = 0.0
     bytes: int = 0

@@ -38,7 +38,7 @@ class TileCase:
 def tile_cases() -> tuple[TileCase, ...]:
     """All of them: each configuration where its shared memory suffices."""
     found = []
-    for index, config in enumerate(block_fp8_gemm.SPACE.configs):
+    for index, config in enumerate(block_fp8_gemm.CONFIGS):
         m, n, _, stages = settings = block_fp8_gemm.settings(config)
         shared = stages * block_fp8_gemm.GROUP * (m + n)
         found.append(

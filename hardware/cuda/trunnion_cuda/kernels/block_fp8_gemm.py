@@ -12,24 +12,32 @@ releases from a warp that does not wait for its readers.
 # No `from __future__ import annotations`: TileLang reads the annotations of a kernel as values.
 import functools
 import importlib
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from trunnion.ops.quantised import TINY
+from trunnion_cuda import environment
+from trunnion_cuda.ahead.cubins import ARCHITECTURES as ARCHITECTURE_OF
 from trunnion_cuda.kernels.launch import WITH_FP8, ceil_div
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
+from trunnion_cuda.kernels.tuning import CannotRunError, Config, size_class
 
 ARCHITECTURES = WITH_FP8
+OPERATOR, TILELANG, TRITON = "block_fp8_linear", "TileLang", "Triton"
+"""What these kernels are an implementation of, and how reports call it and the other one."""
 GROUP = 128
 """Features that share a scale, and rows of a weight that do."""
-SPACE = Space(
-    "block_fp8_gemm",
-    (
-        Config({"M": 64, "N": 64}, num_warps=4, num_stages=3),
-        Config({"M": 64, "N": 128}, num_warps=4, num_stages=3),
-        Config({"M": 128, "N": 128}, num_warps=8, num_stages=3),
-    ),
+CONFIGS = (
+    Config({"M": 64, "N": 64}, num_warps=4, num_stages=3),
+    Config({"M": 64, "N": 128}, num_warps=4, num_stages=3),
+    Config({"M": 128, "N": 128}, num_warps=8, num_stages=3),
 )
+LARGEST_DIFFERENCE = 0.01
+"""Of two implementations' products, as a part of their size: each is rounded to bfloat16, by at most 2 ** -8."""
+MIN_TOKENS = 65
+"""Below, a tile of 64 rows holds them all: the weights' bandwidth is the limit, which no other tile moves."""
 
 
 def program(
@@ -88,41 +96,111 @@ def program(
     return block_fp8_gemm
 
 
-@functools.cache
-def _compiled(num_columns: int, depth: int, config: tuple[int, int, int, int]) -> Any:
-    import tilelang
-
-    return tilelang.compile(program(num_columns, depth, *config), target="cuda")
-
-
 def settings(config: Config) -> tuple[int, int, int, int]:
     """The last arguments of `program`."""
     return config["M"], config["N"], 32 * config.num_warps, config.num_stages
 
 
-def block_fp8_gemm(
-    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor
-) -> torch.Tensor:
-    """x [T, K], weight [N, K] e4m3, x_scales [T, K / 128], weight_scales [N / 128, K / 128] float32 -> [T, N] bfloat16.
+def compiled(num_columns: int, depth: int, config: Config) -> Callable[..., None]:
+    """The kernel `(x, x_scales, weight, weight_scales, out)` for the current device; takes seconds, and needs nvcc."""
+    import tilelang
 
-    All contiguous; the numbers of groups are rounded up. Needs a device: TileLang compiles for the current one at the
-    first call of a shape, which is to be in `warm_up`.
+    return tilelang.compile(program(num_columns, depth, *settings(config)), target="cuda")
 
-    Raises:
-        ValueError: scales that do not go with the shapes, or K that 16 does not divide.
+
+def why_not_here() -> str | None:
+    """Why this process has no kernels of this file, or None."""
+    if (reason := environment.why_no_tilelang()) is not None:
+        return reason
+    capability = torch.cuda.get_device_capability()
+    if ARCHITECTURE_OF.get(capability) in ARCHITECTURES:
+        return None
+    return f"compute capability {'.'.join(map(str, capability))}; it is written for {', '.join(ARCHITECTURES)}"
+
+
+class TileGemms:
+    """The compiled kernels of a process, which compiles in `warm_up` only, and what its products ran on.
+
+    Args:
+        why_not: why there are none here, or None.
+        compile: as `compiled`.
     """
-    (num_tokens, depth), num_columns = x.shape, weight.shape[0]
-    groups, rows = ceil_div(depth, GROUP), ceil_div(num_columns, GROUP)
-    if depth % 16 or x_scales.shape != (num_tokens, groups) or weight_scales.shape != (rows, groups):
-        raise ValueError(
-            f"scales {tuple(x_scales.shape)} and {tuple(weight_scales.shape)} do not go with {tuple(x.shape)} times "
-            f"{tuple(weight.shape)}: expected ({num_tokens}, {groups}) and ({rows}, {groups}), and K divisible by 16"
-        )
-    out = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=x.device)
-    if num_tokens:
-        TUNER.run(
-            SPACE,
-            (num_columns, depth, size_class(num_tokens)),
-            lambda config: _compiled(num_columns, depth, settings(config))(x, x_scales, weight, weight_scales, out),
-        )
-    return out
+
+    def __init__(self, why_not: str | None, compile: Callable[[int, int, Config], Callable[..., None]]) -> None:
+        self.why_not = why_not
+        self._compile = compile
+        self._kernels: dict[tuple[int, int, tuple[int, ...]], Callable[..., None]] = {}
+        self._ran: dict[tuple[int, int, int], str] = {}
+
+    def fits(self, config: Config, x: torch.Tensor, num_columns: int, *, may_compile: bool) -> bool:
+        """Whether `run` may be asked for x [T, K] times N columns: not for what would compile, unless it may."""
+        num_tokens, depth = x.shape
+        if self.why_not is not None or num_tokens < max(MIN_TOKENS, config["M"] + 1) or depth % 16 or not x.is_cuda:
+            return False
+        return may_compile or (num_columns, depth, settings(config)) in self._kernels
+
+    def run(
+        self,
+        config: Config,
+        x: torch.Tensor,
+        x_scales: torch.Tensor,
+        weight: torch.Tensor,
+        weight_scales: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        other: Callable[[], None],
+    ) -> None:
+        """x [T, K], weight [N, K] e4m3, x_scales [T, K / 128], weight_scales [N / 128, K / 128] -> out [T, N] bfloat16.
+
+        All contiguous; the numbers of groups are rounded up. A kernel that was just compiled must agree with `other`,
+        which writes the same product to out by other means: its launch may have gone to another stream, or nowhere.
+
+        Raises:
+            CannotRunError: TileLang does not compile the kernel, or it computes something else; from then on there are
+                none.
+        """
+        key = weight.shape[0], x.shape[1], settings(config)
+        operands = x, x_scales, weight, weight_scales, out
+        if key not in self._kernels:
+            kernel = self._compiled(weight.shape[0], x.shape[1], config)
+            self._check(lambda: kernel(*operands), other, out)
+            self._kernels[key] = kernel
+        self._kernels[key](*operands)
+
+    def note(self, num_columns: int, depth: int, num_tokens: int, implementation: str) -> None:
+        """Remember what a product ran on: the last one of its kind counts."""
+        self._ran[num_columns, depth, size_class(num_tokens)] = implementation
+
+    def report(self) -> Mapping[str, str]:
+        """Implementation -> for how many kinds of products it runs; empty if there were none."""
+        if not self._ran:
+            return {}
+        counts = Counter(self._ran.values())
+        found = {f"{OPERATOR} on {name}": f"{count} kinds of products" for name, count in sorted(counts.items())}
+        return found if self.why_not is None else {**found, f"{OPERATOR} on {TILELANG}": f"never: {self.why_not}"}
+
+    def _compiled(self, num_columns: int, depth: int, config: Config) -> Callable[..., None]:
+        if self.why_not is None:
+            try:
+                return self._compile(num_columns, depth, config)
+            # Compilers raise what they like; products have another implementation, and the report says why.
+            except Exception as error:
+                self.why_not = f"TileLang did not compile it: {type(error).__name__}: {error}".splitlines()[0][:200]
+        raise CannotRunError(self.why_not)
+
+    def _check(self, kernel: Callable[[], None], other: Callable[[], None], out: torch.Tensor) -> None:
+        """Waits for the device."""
+        other()
+        wanted = out.float()
+        out.fill_(float("nan"))
+        kernel()
+        difference = ((out.float() - wanted).norm() / wanted.norm().clamp(min=TINY)).item()
+        if not difference <= LARGEST_DIFFERENCE:
+            self.why_not = f"its product differs from {TRITON}'s by {difference:.2g}, {LARGEST_DIFFERENCE} is allowed"
+            raise CannotRunError(self.why_not)
+
+
+@functools.cache
+def tile_gemms() -> TileGemms:
+    """The one of a process, which has one device: operators' kernels are handed operands and nothing else."""
+    return TileGemms(why_not_here(), compiled)

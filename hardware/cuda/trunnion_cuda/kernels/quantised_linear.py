@@ -10,6 +10,7 @@ FP8's rate, where the weights' bandwidth is the limit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ import triton
 import triton.language as tl
 
 from trunnion.ops.registry import decline
+from trunnion_cuda.kernels.block_fp8_gemm import CONFIGS, GROUP, TILELANG, TRITON, tile_gemms
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch
 from trunnion_cuda.kernels.row_quantisation import quantise_rows
 from trunnion_cuda.kernels.scaled_product import add_product, product_scale, sum_dtype, why_not
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
+from trunnion_cuda.kernels.tuning import TUNER, Config, Key, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
 """Weights in e4m3 need a later one than sm_80."""
@@ -34,6 +36,9 @@ SPACE = Space(
     ),
 )
 """K is that of weights with a scale per row; with blocks it is their number of columns."""
+EITHER = Space("block_fp8_linear", (*SPACE.configs, *CONFIGS))
+"""Of products that TileLang's `block_fp8_gemm` makes too: blocks of 128 x 128 into bfloat16, no bias. Triton's stand
+first: they run until `warm_up` has timed TileLang's to be faster on the device."""
 
 
 @triton.jit
@@ -123,8 +128,35 @@ def multiply(
     def fits(config: Config) -> bool:
         return config["M"] == 16 or num_rows > 16
 
-    TUNER.run(SPACE, (str(weight.dtype), num_columns, depth, rows, columns or 0, size_class(num_rows)), run, fits)
+    key = str(weight.dtype), num_columns, depth, rows, columns or 0, size_class(num_rows)
+    if (rows, columns) == (GROUP, GROUP) and bias is None and out.dtype == torch.bfloat16:
+        _run_either(key, run, fits, values, scales, weight, weight_scale, out)
+    else:
+        TUNER.run(SPACE, key, run, fits)
     return out
+
+
+def _run_either(
+    key: Key, run: Callable[[Config], None], fits: Callable[[Config], bool], *operands: torch.Tensor
+) -> None:
+    """By Triton, which `run` launches, or by TileLang: whichever was timed to be faster for the kind of call."""
+    tiles, (values, _, weight, *_) = tile_gemms(), operands
+    num_columns, depth = weight.shape
+
+    def run_either(config: Config) -> None:
+        is_tile = config in CONFIGS
+        if is_tile:
+            tiles.run(config, *operands, other=lambda: run(next(filter(fits, SPACE.configs))))
+        else:
+            run(config)
+        tiles.note(num_columns, depth, values.shape[0], TILELANG if is_tile else TRITON)
+
+    def either_fits(config: Config) -> bool:
+        if config in CONFIGS:
+            return tiles.fits(config, values, num_columns, may_compile=TUNER.is_tuning)
+        return fits(config)
+
+    TUNER.run(EITHER, key, run_either, either_fits)
 
 
 def kernels() -> dict[str, Any]:

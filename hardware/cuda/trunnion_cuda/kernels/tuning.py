@@ -17,6 +17,10 @@ Measure = Callable[[Callable[[], Any]], float]
 """Of a call, its time in seconds; infinite for one that cannot run."""
 
 
+class CannotRunError(RuntimeError):
+    """A configuration that there is no kernel for on this machine: its time is infinite."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Block sizes by the kernel's own names, and what the compiler is told."""
@@ -129,6 +133,11 @@ class Tuner:
             yield
         finally:
             self._timing = None
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether this is within `tuning`, where compiling is welcome."""
+        return self._timing is not None
 
     def choices(self) -> Mapping[tuple[str, Key], int]:
         """(kernel, key) -> index among the space's configurations."""
