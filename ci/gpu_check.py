@@ -31,6 +31,8 @@ SECONDS = 270
 """After so many no other part is begun."""
 GRACE = 30
 """A part that takes so many more ends the process."""
+TUNING_SECONDS = 40
+"""Of the model that is timed."""
 MODES = ("whole", "decode", "mixed")
 PASSED, FAILED, SKIPPED, NOTED = "passed", "FAILED", "skipped", "noted"
 
@@ -233,6 +235,9 @@ def _count_graphs(executor: Any, report: Any, lines: list[str], *, replays: bool
     lines.append(f"{len(report.captured)} captured, {counters.replays} replayed, {eager} eager")
     lines += [f"{what} missing: {why}" for what, why in report.missing.items() if what == "FlashInfer"]
     lines += [f"{what} on the reference: {why}" for what, why in report.on_reference.items() if what.endswith(" group")]
+    lines += [f"{kernel} tuned: {what}" for kernel, what in report.tuned.items()]
+    if (untuned := len(report.untuned)) and report.tuned:
+        lines.append(f"{untuned} lines on what is untuned")
     if replays and (eager or not counters.replays or not report.captured):
         raise AssertionError(f"{lines[-1]}; {dict(counters.eager)}")
 
@@ -256,7 +261,9 @@ def _decode(shape: Shape, lines: list[str]) -> None:
             max_logits_rows=shape.requests,
             block_size=16,
         )
-        config = ExecutorConfig(model=Path(folder), hardware="cuda", limits=limits, dtype="bfloat16")
+        config = ExecutorConfig(
+            model=Path(folder), hardware="cuda", limits=limits, dtype="bfloat16", tuning_seconds=TUNING_SECONDS
+        )
         executor = ModelExecutor.create(config)
         host = HostDouble(executor, 1 + shape.requests * -(-longest // 16), executor.device)
         generator = torch.Generator().manual_seed(1)

@@ -68,17 +68,18 @@ def load_bench(
     )
     package = package if execution is None else package.limited_to(execution)
     num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
+    # Nobody runs these shapes again: timing kernels for them would take longer than running them.
+    options = {"dtype": dtype, "tuning_seconds": 0.0, **parallel}
     if card.draft:
-        target, draft = make_pair(reference.folder, hardware, package, limits, dtype=dtype, **parallel)
+        target, draft = make_pair(reference.folder, hardware, package, limits, **options)
         return Bench(card, reference, FollowedHost(target, draft, num_blocks, reference.sequences), draft)
     executor = ModelExecutor.create(
         ExecutorConfig(
             model=reference.folder,
             hardware=hardware,
             limits=limits,
-            dtype=dtype,
             kv_cache_dtype=card.kv_cache_dtype,
-            **parallel,
+            **options,
         ),
         package,
     )

@@ -67,10 +67,12 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     return found
 
 
-def executor(folder: Path, tuning: TuningLimits | None = None) -> ModelExecutor:
+def executor(folder: Path, tuning: TuningLimits | None = None, seconds: float | None = None) -> ModelExecutor:
     """A tiny decoder in float32, whose attention is this package's own."""
     folder.mkdir(exist_ok=True)
-    config = ExecutorConfig(model=write_tiny_llama(folder), hardware="cuda", limits=LIMITS, dtype="float32")
+    config = ExecutorConfig(
+        model=write_tiny_llama(folder), hardware="cuda", limits=LIMITS, dtype="float32", tuning_seconds=seconds
+    )
     found = ModelExecutor.create(config, CudaHardware(tuning=tuning))
     found.allocate_kv_cache([40])
     return found
@@ -108,6 +110,14 @@ def test_what_the_limits_leave_over_is_reported(clock: Clock, tmp_path: Path) ->
     assert 0 < clock.timed <= 7
     assert any("left over after" in text and "max_timings=7" in text for text in report.untuned.values())
     assert any(text.startswith("runs with the choice for size") for text in report.untuned.values()), report.untuned
+
+
+def test_no_seconds_time_nothing(clock: Clock, tmp_path: Path) -> None:
+    report = executor(tmp_path, seconds=0.0).warm_up()
+    assert clock.timed == 0 and report.tuned == {}
+    assert "max_seconds=0.0" in report.untuned["rms_norm"]
+    with pytest.raises(ValueError, match=r"tuning_seconds is -1, expected 0 or more, or None"):
+        executor(tmp_path, seconds=-1)
 
 
 def test_a_spoiled_cache_is_reported(clock: Clock, tmp_path: Path) -> None:

@@ -90,7 +90,15 @@ class CudaGraphRunner(Runner):
         if (reason := why_no_times()) is not None:
             report.untuned["all kernels"] = f"run with their first configurations: {reason}"
             return
-        file = choices_file(self._device)
-        tune_steps(self, self.buckets, inputs, report, tuner=TUNER, measure=time_call, limits=self._tuning, file=file)
+        tune_steps(
+            self,
+            self.buckets,
+            inputs,
+            report,
+            tuner=TUNER,
+            measure=time_call,
+            limits=self._tuning.within(self.tuning_seconds),
+            file=choices_file(self._device),
+        )
         # What it took is not the graphs'.
         torch.cuda.empty_cache()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -25,6 +25,10 @@ class TuningLimits:
     max_seconds: float = 120.0
     """Compiling included; a kernel that was begun is finished."""
     max_timings: int = 2000
+
+    def within(self, seconds: float | None) -> TuningLimits:
+        """With other seconds, or with its own."""
+        return self if seconds is None else replace(self, max_seconds=seconds)
 
     def __post_init__(self) -> None:
         if self.max_seconds < 0 or self.max_timings < 0:

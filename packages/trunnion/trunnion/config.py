@@ -32,6 +32,9 @@ class ExecutorConfig:
     tp_init_method: str = ""
     progress: bool = False
     """Show a progress bar on stderr while weights load, and in long work of `warm_up`."""
+    tuning_seconds: float | None = None
+    """How long `warm_up` may time kernels of a package that chooses among configurations; None: as the package has it.
+    0 times nothing, and takes what an earlier start has found."""
     role: Role = Role.TARGET
     """A draft is the head that `model` carries to draft for its decoder; it shares with the decoder's executor."""
     staging: Staging = Staging.HOST
@@ -47,6 +50,8 @@ class ExecutorConfig:
         if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
             choices = ", ".join(KV_CACHE_DTYPES)
             raise ValueError(f"unknown kv_cache_dtype {self.kv_cache_dtype!r}; choices: auto, {choices}")
+        if self.tuning_seconds is not None and not self.tuning_seconds >= 0:
+            raise ValueError(f"tuning_seconds is {self.tuning_seconds}, expected 0 or more, or None")
 
 
 @dataclass(frozen=True, kw_only=True)

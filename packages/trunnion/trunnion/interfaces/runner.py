@@ -93,6 +93,8 @@ class Runner(ABC):
         self.counters = RunnerCounters()
         self.shows_progress = False
         """Whether long work of `warm_up` shows a progress bar on stderr."""
+        self.tuning_seconds: float | None = None
+        """How long `warm_up` may time kernels; None: as the package has it."""
 
     @abstractmethod
     def select(self, counts: BatchCounts) -> Bucket:

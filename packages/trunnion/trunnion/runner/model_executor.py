@@ -78,6 +78,7 @@ class ModelExecutor:
         self._device = device
         self._runner = hardware.create_runner(model, self._groups.groups, config.limits, loaded.breaks)
         self._runner.shows_progress = config.progress
+        self._runner.tuning_seconds = config.tuning_seconds
         self._inputs = InputBuffers(
             config.limits,
             self._groups.cache_spec,
