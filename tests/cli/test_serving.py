@@ -83,16 +83,25 @@ def test_shared_blocks_are_told_where_somebody_reads_them(null: Run) -> None:
     """The same answers; the counter says in how many steps, a note that there is nobody."""
     prompts = [f"a beginning that fills several blocks of the cache, then {word}" for word in ("one", "two", "three")]
     options = ["--temperature", "1", "--seed", "11", "--max-tokens", "30", "--max-num-tokens", "48", "--stats"]
+    # So that all prompts are there before the first one ends.
+    slow = ",sleep_us=4000"
     found = [
-        null("generate", *options, "--prefix-levels", levels, *prompts, options=model)
-        for levels, model in (("0", ",levels=1"), ("16", ",levels=1"), ("100000", ",levels=1"), ("16", ""))
+        null("generate", *options, *levels, *prompts, options=f"{slow},levels={accepts}")
+        for levels, accepts in (
+            (["--prefix-levels", "0"], 1),
+            (["--prefix-levels", "16"], 1),
+            (["--prefix-levels", "100000"], 1),
+            (["--prefix-levels", "16"], 0),
+            (["--prefix-levels", "16", "--tp", "2"], 1),
+        )
     ]
     assert {(code, out) for code, out, _ in found} == {(0, found[0][1])}
     told = [re.search(r"^prefix_level_steps +(\d+)$", err, re.MULTILINE)[1] for _, _, err in found]  # type: ignore
-    assert int(told[1]) > 10 and told[0] == told[2] == told[3] == "0"
+    assert [int(steps) > 10 for steps in told] == [False, True, False, False, True]
+    assert told[0] == told[2] == told[3] == "0"
     notes = [[line for line in err.splitlines() if line.startswith("note:")] for _, _, err in found]
     why = "changes nothing: no attention group of this executor makes use of shared blocks"
-    assert notes == [[], [], [], [f"note: --prefix-levels 16 on 'cpu' {why}"]]
+    assert notes == [[], [], [], [f"note: --prefix-levels 16 on 'cpu' {why}"], []]
 
 
 def test_a_model_of_the_other_kind_is_one_line_and_exit_2(null: Run, pooling_model: Path) -> None:
