@@ -1,0 +1,71 @@
+"""Puts the simulation into a process: before torch_npu is imported, whose libraries look for CANN's by name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ascend_simulator.libraries import load
+
+if TYPE_CHECKING:
+    from ascend_simulator.simulation import Simulation
+
+DEFAULT_SOC = "Ascend910B3"
+_simulations: list[Simulation] = []
+
+
+def is_needed() -> bool:
+    """Whether no CANN is installed here, and so no NPU can be used."""
+    try:
+        ctypes.CDLL("libascendcl.so")
+    except OSError:
+        return True
+    return bool(_simulations)
+
+
+def simulation() -> Simulation:
+    """The simulated device of this process; LookupError if none is installed."""
+    if not _simulations:
+        raise LookupError("no simulated NPU is installed in this process")
+    return _simulations[0]
+
+
+def install(*, soc_name: str = DEFAULT_SOC) -> Simulation:
+    """The simulated device of this process, made on the first call; torch_npu is imported then.
+
+    Args:
+        soc_name: what the device says that it is, a name that torch_npu knows.
+    """
+    if _simulations:
+        return _simulations[0]
+    # Calls are made by the thread that asks for them, or they would come when Python is elsewhere.
+    os.environ["TASK_QUEUE_ENABLE"] = "0"
+    with _without_autoload():
+        # Both import torch, which would import torch_npu before there is anything for it to find.
+        from ascend_simulator.operators import all_rules
+        from ascend_simulator.rules import PROLOGUE
+        from ascend_simulator.simulation import Simulation
+    rules = all_rules()
+    library = load(PROLOGUE + "".join(found.entry_points() for found in rules.values()))
+    library.sim_set_soc_name(soc_name.encode())
+    _simulations.append(Simulation(library, rules))
+    import torch_npu  # noqa: F401
+
+    return _simulations[0]
+
+
+@contextmanager
+def _without_autoload() -> Iterator[None]:
+    name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
