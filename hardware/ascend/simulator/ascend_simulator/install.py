@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ascend_simulator.libraries import load
 
 if TYPE_CHECKING:
-    from ascend_simulator.simulation import Simulation
+    from ascend_simulator.device import Simulation
 
 DEFAULT_SOC = "Ascend910B3"
 _simulations: list[Simulation] = []
@@ -47,7 +47,7 @@ def install(*, soc_name: str = DEFAULT_SOC) -> Simulation:
         # Both import torch, which would import torch_npu before there is anything for it to find.
         from ascend_simulator.operators import all_rules
         from ascend_simulator.rules import PROLOGUE
-        from ascend_simulator.simulation import Simulation
+        from ascend_simulator.device import Simulation
     rules = all_rules()
     library = load(PROLOGUE + "".join(found.entry_points() for found in rules.values()))
     library.sim_set_soc_name(soc_name.encode())

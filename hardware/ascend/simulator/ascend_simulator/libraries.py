@@ -52,7 +52,11 @@ def load(entry_points: str) -> ctypes.CDLL:
         entry_points: C++ that defines the operators' entry points.
     """
     folder, runtime = _runtime()
-    libraries = [runtime, *(_alias(name, folder, runtime) for name in ALIASES), _operators(entry_points, folder, runtime)]
+    libraries = [
+        runtime,
+        *(_alias(name, folder, runtime) for name in ALIASES),
+        _operators(entry_points, folder, runtime),
+    ]
     loaded = [ctypes.CDLL(str(path)) for path in libraries]
     return loaded[0]
 

@@ -177,7 +177,7 @@ extern "C" int {name}GetWorkspaceSize({parameters}uint64_t* bytes, aclOpExecutor
     return sim::prepare("{name}", {is_checked}, sim::write_down({arguments}), bytes, executor);
 }}
 extern "C" int {name}(void*, uint64_t bytes, aclOpExecutor* executor, aclrtStream stream) {{
-    return sim::launch("{name}", executor, bytes, stream);
+    return sim::launch(executor, bytes, stream);
 }}
 """
 
@@ -195,9 +195,7 @@ class Rules:
         return Rules(self.rules + other.rules)
 
 
-def rule(
-    *names: str, source: str, check: Callable[..., int] | None = None
-) -> Callable[[Callable[..., None]], Rules]:
+def rule(*names: str, source: str, check: Callable[..., int] | None = None) -> Callable[[Callable[..., None]], Rules]:
     """Declares a function as the rule of operators that have the same parameters.
 
     Args:

@@ -2,6 +2,7 @@
 // (github.com/hicann/runtime, docs/zh/api_ref and docs/zh/dev_guide), from which rules and codes are taken.
 #include "capture.h"
 
+#include <algorithm>
 #include <set>
 
 #include "counters.h"
@@ -40,8 +41,13 @@ class Replay : public Task {
         }
         return true;
     }
-    const Event* awaited() const override { return blocked() == nullptr ? nullptr : blocked()->awaited(); }
-    uint64_t awaited_record() const override { return blocked() == nullptr ? 0 : blocked()->awaited_record(); }
+    bool is_ready() const override { return blocked() == nullptr || blocked()->is_ready(); }
+    const void* waits_on() const override { return blocked() == nullptr ? nullptr : blocked()->waits_on(); }
+    std::string waiting() const override { return blocked() == nullptr ? name : blocked()->waiting(); }
+    bool signals(const void* what) const override {
+        return std::any_of(model_->tasks.begin() + static_cast<std::ptrdiff_t>(next_), model_->tasks.end(),
+                           [&](const auto& task) { return task->signals(what); });
+    }
 
   private:
     const Task* blocked() const { return next_ < model_->tasks.size() ? model_->tasks[next_].get() : nullptr; }

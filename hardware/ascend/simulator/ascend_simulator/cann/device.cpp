@@ -1,6 +1,7 @@
 // The order in which work runs: at once where it can, held where a test asks for that, and never before its events.
 #include "device.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "capture.h"
@@ -9,11 +10,6 @@
 #include "events.h"
 
 namespace sim {
-
-namespace {
-// Streams that wait for each other: far more than there can be.
-constexpr int MAX_DEPTH = 64;
-}  // namespace
 
 Counters& counters() {
     static Counters found;
@@ -65,9 +61,8 @@ void Device::destroy_stream(aclrtStream handle) {
     streams_.remove_if([&](const Stream& candidate) { return &candidate == found; });
 }
 
-Event* Device::create_event(uint32_t flags) {
+Event* Device::create_event() {
     auto* made = new Event;
-    made->flags = flags;
     made->id = events_made_++;
     return made;
 }
@@ -121,39 +116,48 @@ void Device::run_what_can() {
 }
 
 void Device::wait_for(Stream* stream) {
-    drain(stream, nullptr, 0, 0);
+    drain(stream, nullptr);
     run_what_can();
 }
 
-void Device::wait_for(const Event* event) {
-    drain_to_record(event, event->asked, 0);
+void Device::wait_for(Event* event) {
+    const Wait wait(event, event->asked);
+    if (!wait.is_ready()) drain_for(wait);
     run_what_can();
 }
 
 void Device::wait_for_all() {
-    for (Stream& stream : streams_) drain(&stream, nullptr, 0, 0);
+    for (Stream& stream : streams_) drain(&stream, nullptr);
 }
 
-// Runs a stream until it is empty, or until `until` has reached that record.
-void Device::drain(Stream* stream, const Event* until, uint64_t record, int depth) {
-    while (!stream->queue.empty() && (until == nullptr || !has_reached(*until, record))) {
+// Runs a stream until it is empty, or until `until` is no longer blocked.
+void Device::drain(Stream* stream, const Task* until) {
+    // A stream that waits for itself is not helped by what comes after.
+    if (!draining_.insert(stream).second) return;
+    struct Drained {
+        ~Drained() { all.erase(stream); }
+        std::set<const Stream*>& all;
+        const Stream* stream;
+    } drained{draining_, stream};
+    while (!stream->queue.empty() && (until == nullptr || !until->is_ready())) {
         if (run(stream)) continue;
-        const Task& blocked = *stream->queue.front();
-        const Event* event = blocked.awaited();
-        if (event == nullptr) throw Fault(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, blocked.name + " does not end");
-        drain_to_record(event, blocked.awaited_record(), depth);
+        const std::shared_ptr<Task> blocked = stream->queue.front();
+        drain_for(*blocked);
     }
 }
 
-void Device::drain_to_record(const Event* event, uint64_t record, int depth) {
+// Runs the streams on which there is what a task waits for, until it is there.
+void Device::drain_for(const Task& blocked) {
+    const void* awaited = blocked.waits_on();
     for (Stream& stream : streams_) {
-        if (has_reached(*event, record)) return;
-        if (depth < MAX_DEPTH && will_record(stream, *event)) drain(&stream, event, record, depth + 1);
+        if (blocked.is_ready()) return;
+        const bool signals = std::any_of(stream.queue.begin(), stream.queue.end(),
+                                         [&](const auto& task) { return task->signals(awaited); });
+        if (signals) drain(&stream, &blocked);
     }
-    if (!has_reached(*event, record)) {
-        throw Fault(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "work waits for event " + std::to_string(event->id) +
-                                                          (event->is_external() ? " (external)" : "") +
-                                                          ", which no stream is about to record");
+    if (!blocked.is_ready()) {
+        throw Fault(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
+                    "work waits for " + blocked.waiting() + ", which no stream is about to give");
     }
 }
 

@@ -5,6 +5,7 @@
 #include <deque>
 #include <list>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,12 @@ class Task {
     virtual ~Task() = default;
     // Does the work, or says that it is blocked.
     virtual bool advance() = 0;
-    // The event that a blocked task waits for, and which of its records.
-    virtual const Event* awaited() const { return nullptr; }
-    virtual uint64_t awaited_record() const { return 0; }
+    // For a task that can be blocked: whether it still is, on what, and how that is called in an error.
+    virtual bool is_ready() const { return true; }
+    virtual const void* waits_on() const { return nullptr; }
+    virtual std::string waiting() const { return name; }
+    // Whether it is what a task that waits on that waits for.
+    virtual bool signals(const void*) const { return false; }
     // Whether it is an operator's kernel: only those may be in a task group.
     virtual bool is_operator() const { return false; }
 
@@ -67,19 +71,14 @@ class HostFunction : public Task {
 };
 
 struct Event {
-    uint32_t flags = 0;
     int id = 0;
     // Records asked for, and the last of them that was reached.
     uint64_t asked = 0;
     uint64_t reached = 0;
-    // What an external event is: set by a record, cleared by a reset.
-    bool is_set = false;
     double reached_ms = 0;
     // The capture that recorded it, and how far each of its streams had come.
     Model* capture = nullptr;
     std::vector<std::pair<Stream*, uint64_t>> covers;
-
-    bool is_external() const { return (flags & ACL_EVENT_EXTERNAL) != 0; }
 };
 
 struct Stream {
@@ -101,7 +100,7 @@ class Device {
     Stream* stream(aclrtStream handle);
     Stream* create_stream();
     void destroy_stream(aclrtStream handle);
-    Event* create_event(uint32_t flags);
+    Event* create_event();
 
     // Puts a task where its stream is: in a queue, in a capture or in an update.
     void launch(aclrtStream handle, std::shared_ptr<Task> task);
@@ -110,7 +109,7 @@ class Device {
 
     // Runs what these waits need, held or not, and nothing else.
     void wait_for(Stream* stream);
-    void wait_for(const Event* event);
+    void wait_for(Event* event);
     void wait_for_all();
 
     // While nothing else is held, all streams are.
@@ -124,10 +123,12 @@ class Device {
   private:
     bool run(Stream* stream);
     void run_what_can();
-    void drain(Stream* stream, const Event* until, uint64_t record, int depth);
-    void drain_to_record(const Event* event, uint64_t record, int depth);
+    void drain(Stream* stream, const Task* until);
+    void drain_for(const Task& blocked);
 
     std::list<Stream> streams_;
+    // Those whose tasks somebody waits for now.
+    std::set<const Stream*> draining_;
     int streams_made_ = 0;
     int events_made_ = 0;
     bool is_late_ = false;

@@ -5,9 +5,12 @@ namespace sim {
 
 namespace {
 thread_local std::string recent = "no error was reported by the simulated CANN";
-}
+std::string of_rule;
+}  // namespace
 
 void set_message(const std::string& message) { recent = "simulated CANN: " + message; }
+
+std::string rule_message() { return of_rule; }
 
 }  // namespace sim
 
@@ -16,7 +19,7 @@ extern "C" {
 const char* aclGetRecentErrMsg() { return sim::recent.c_str(); }
 
 // For rules outside of this library: why one of them failed.
-void sim_set_message(const char* message) { sim::set_message(message); }
+void sim_set_message(const char* message) { sim::of_rule = message; }
 
 aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }

@@ -16,6 +16,8 @@ struct Fault : std::runtime_error {
 
 // What aclGetRecentErrMsg says next.
 void set_message(const std::string& message);
+// Why a rule failed, as it said itself.
+std::string rule_message();
 
 // Runs one entry point of the library; what it throws becomes a code and a message.
 template <class Body>

@@ -6,6 +6,7 @@
 #include "capture.h"
 #include "counters.h"
 #include "errors.h"
+#include "memory.h"
 
 namespace sim {
 
@@ -38,7 +39,7 @@ Event* event_of(aclrtEvent handle) {
 void record(aclrtEvent handle, aclrtStream stream_handle) {
     Event* event = event_of(handle);
     Stream* stream = device().stream(stream_handle);
-    if (stream->capture != nullptr && !event->is_external()) {
+    if (stream->capture != nullptr) {
         record_in_capture(*stream, *event);
         return;
     }
@@ -54,36 +55,30 @@ void wait(aclrtStream stream_handle, aclrtEvent handle) {
         join_capture(*stream, *event);
         return;
     }
-    if (stream->capture != nullptr && !event->is_external()) {
+    if (stream->capture != nullptr) {
         throw Fault(ACL_ERROR_RT_CAPTURE_DEPENDENCY,
                     "a captured stream waits for event " + std::to_string(event->id) + " that the capture did not record");
     }
     device().launch(stream, std::make_shared<Wait>(event, event->asked));
 }
 
+uint64_t* word_of(void* address) {
+    if (!is_device_memory(address, sizeof(uint64_t))) {
+        throw Fault(ACL_ERROR_RT_PARAM_INVALID, "the address is not device memory");
+    }
+    return static_cast<uint64_t*>(address);
+}
+
 }  // namespace
 
-bool has_reached(const Event& event, uint64_t record) {
-    return event.is_external() ? event.is_set : event.reached >= record;
-}
-
-bool will_record(const Stream& stream, const Event& event) {
-    for (const std::shared_ptr<Task>& task : stream.queue) {
-        const auto* found = dynamic_cast<const Record*>(task.get());
-        if (found != nullptr && found->event == &event) return true;
-    }
-    return false;
-}
-
 bool Record::advance() {
-    event->reached = record_;
-    event->is_set = true;
-    event->reached_ms = now_ms();
+    event_->reached = record_;
+    event_->reached_ms = now_ms();
     return true;
 }
 
-bool Reset::advance() {
-    event_->is_set = false;
+bool ValueWrite::advance() {
+    *word_ = value_;
     return true;
 }
 
@@ -138,7 +133,12 @@ aclError aclrtSynchronizeDevice() {
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 
 aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) {
-    return guarded("aclrtCreateEventWithFlag", [&] { *event = device().create_event(flag); });
+    return guarded("aclrtCreateEventWithFlag", [&] {
+        if ((flag & (ACL_EVENT_EXTERNAL | ACL_EVENT_IPC)) != 0) {
+            throw sim::Fault(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "events of flags " + std::to_string(flag) + " are not modelled");
+        }
+        *event = device().create_event();
+    });
 }
 aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flag) { return aclrtCreateEventWithFlag(event, flag); }
 aclError aclrtCreateEvent(aclrtEvent* event) { return aclrtCreateEventWithFlag(event, 0); }
@@ -150,14 +150,23 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
     return guarded("aclrtStreamWaitEvent", [&] { sim::wait(stream, event); });
 }
-aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream) {
-    return guarded("aclrtResetEvent", [&] {
-        device().launch(stream, std::make_shared<sim::Reset>(sim::event_of(event)));
+aclError aclrtValueWrite(void* address, uint64_t value, uint32_t, aclrtStream stream) {
+    return guarded("aclrtValueWrite", [&] {
+        device().launch(stream, std::make_shared<sim::ValueWrite>(sim::word_of(address), value));
+    });
+}
+aclError aclrtValueWait(void* address, uint64_t value, uint32_t comparison, aclrtStream stream) {
+    return guarded("aclrtValueWait", [&] {
+        if (comparison != ACL_STREAM_WAIT_VALUE_EQ) {
+            throw sim::Fault(ACL_ERROR_RT_FEATURE_NOT_SUPPORT,
+                             "comparison " + std::to_string(comparison) + " is not modelled, only equality");
+        }
+        device().launch(stream, std::make_shared<sim::ValueWait>(sim::word_of(address), value));
     });
 }
 aclError aclrtSynchronizeEvent(aclrtEvent event) {
     return guarded("aclrtSynchronizeEvent", [&] {
-        const sim::Event* found = sim::event_of(event);
+        sim::Event* found = sim::event_of(event);
         sim::refuse_waiting(*found);
         device().wait_for(found);
     });
@@ -166,14 +175,14 @@ aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* statu
     return guarded("aclrtQueryEventStatus", [&] {
         const sim::Event& found = *sim::event_of(event);
         sim::refuse_waiting(found);
-        *status = sim::has_reached(found, found.asked) ? ACL_EVENT_RECORDED_STATUS_COMPLETE
+        *status = found.reached >= found.asked ? ACL_EVENT_RECORDED_STATUS_COMPLETE
                                                        : ACL_EVENT_RECORDED_STATUS_NOT_READY;
     });
 }
 aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus* status) {
     return guarded("aclrtQueryEventWaitStatus", [&] {
         const sim::Event& found = *sim::event_of(event);
-        *status = sim::has_reached(found, found.asked) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+        *status = found.reached >= found.asked ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
     });
 }
 aclError aclrtEventElapsedTime(float* ms, aclrtEvent first, aclrtEvent second) {

@@ -27,7 +27,7 @@ class Kernel : public Task {
         }
         const auto& words = arguments_.words;
         if (rule(name.c_str(), words.data(), static_cast<int64_t>(words.size())) != 0) {
-            throw Fault(ACL_ERROR_RT_AICORE_EXCEPTION, aclGetRecentErrMsg());
+            throw Fault(ACL_ERROR_RT_AICORE_EXCEPTION, rule_message());
         }
         return true;
     }
@@ -39,19 +39,19 @@ class Kernel : public Task {
 }  // namespace
 
 int prepare(const char* name, bool is_checked, Words arguments, uint64_t* workspace_bytes, aclOpExecutor** executor) {
-    return guarded(name, [&] {
+    return guarded("workspace", [&] {
         *workspace_bytes = 0;
         if (is_checked) {
             const int64_t bytes = check(name, arguments.words.data(), static_cast<int64_t>(arguments.words.size()));
-            if (bytes < 0) throw Fault(ACL_ERROR_INVALID_PARAM, aclGetRecentErrMsg());
+            if (bytes < 0) throw Fault(ACL_ERROR_INVALID_PARAM, rule_message());
             *workspace_bytes = static_cast<uint64_t>(bytes);
         }
         *executor = new aclOpExecutor{name, std::move(arguments)};
     });
 }
 
-int launch(const char* name, aclOpExecutor* executor, uint64_t, aclrtStream stream) {
-    return guarded(name, [&] {
+int launch(aclOpExecutor* executor, uint64_t, aclrtStream stream) {
+    return guarded("launch", [&] {
         auto task = std::make_shared<Kernel>(executor->name, std::move(executor->arguments));
         delete executor;
         device().launch(stream, std::move(task));

@@ -13,7 +13,7 @@ struct aclOpExecutor {
 namespace sim {
 
 int prepare(const char* name, bool is_checked, Words arguments, uint64_t* workspace_bytes, aclOpExecutor** executor);
-int launch(const char* name, aclOpExecutor* executor, uint64_t workspace_bytes, aclrtStream stream);
+int launch(aclOpExecutor* executor, uint64_t workspace_bytes, aclrtStream stream);
 
 template <class... Arguments>
 Words write_down(Arguments... arguments) {

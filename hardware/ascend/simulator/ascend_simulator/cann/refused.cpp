@@ -87,6 +87,9 @@ REFUSED(aclrtMemExportToShareableHandle)
 REFUSED(aclrtMemImportFromShareableHandle)
 REFUSED(aclrtMemSetPidToShareableHandle)
 
+// Events of the kind that values in memory have replaced.
+REFUSED(aclrtResetEvent)
+
 // The profiler.
 ACCEPTED(MsprofGetHashId)
 ACCEPTED(MsprofRegisterCallback)

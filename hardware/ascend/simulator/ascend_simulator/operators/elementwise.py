@@ -118,9 +118,7 @@ logical_or = _binary(
     "LogicalOr", torch.logical_or, "ops-math/math/logical_or/docs/aclnnLogicalOr&aclnnInplaceLogicalOr.md"
 )
 logical_xor = _binary("LogicalXor", torch.logical_xor, "ops-math/math/not_equal/docs/aclnnLogicalXor.md")
-bitwise_and = _binary(
-    "BitwiseAndTensor", torch.bitwise_and, "ops-math/math/bitwise_and/docs/aclnnBitwiseAndTensor.md"
-)
+bitwise_and = _binary("BitwiseAndTensor", torch.bitwise_and, "ops-math/math/bitwise_and/docs/aclnnBitwiseAndTensor.md")
 bitwise_ands = _with_scalar(
     "BitwiseAndScalar", torch.bitwise_and, "ops-math/math/bitwise_and/docs/aclnnBitwiseAndScalar.md"
 )
@@ -141,9 +139,7 @@ differs = _with_scalar("NeScalar", torch.ne, "ops-math/math/not_equal/docs/aclnn
 greater = _binary("GtTensor", torch.gt, "ops-math/math/greater/docs/aclnnGtTensor&aclnnInplaceGtTensor.md")
 greaters = _with_scalar("GtScalar", torch.gt, "ops-math/math/greater/docs/aclnnGtScalar&aclnnInplaceGtScalar.md")
 at_least = _binary("GeTensor", torch.ge, "ops-math/math/greater_equal/docs/aclnnGeTensor&aclnnInplaceGeTensor.md")
-at_leasts = _with_scalar(
-    "GeScalar", torch.ge, "ops-math/math/greater_equal/docs/aclnnGeScalar&aclnnInplaceGeScalar.md"
-)
+at_leasts = _with_scalar("GeScalar", torch.ge, "ops-math/math/greater_equal/docs/aclnnGeScalar&aclnnInplaceGeScalar.md")
 less = _binary("LtTensor", torch.lt, "ops-math/math/less/docs/aclnnLtTensor&aclnnInplaceLtTensor.md")
 lesses = _with_scalar("LtScalar", torch.lt, "ops-math/math/less/docs/aclnnLtScalar&aclnnInplaceLtScalar.md")
 at_most = _binary("LeTensor", torch.le, "ops-math/math/less_equal/docs/aclnnLeTensor&aclnnInplaceLeTensor.md")

@@ -79,9 +79,7 @@ def index_add(self: Tensor, dim: Int, index: Tensor, source: Tensor, alpha: Scal
 
 
 @rule("aclnnIndexAddV2", source="ops-nn/index/inplace_scatter_add/docs/aclnnIndexAddV2.md")
-def index_add_v2(
-    self: Tensor, dim: Int, index: Tensor, source: Tensor, alpha: Scalar, mode: Int, out: Tensor
-) -> None:
+def index_add_v2(self: Tensor, dim: Int, index: Tensor, source: Tensor, alpha: Scalar, mode: Int, out: Tensor) -> None:
     out.copy_(torch.index_add(self, dim, index.long(), source, alpha=alpha))
 
 

@@ -102,9 +102,7 @@ def topk(
 
 
 @rule("aclnnSort", source="ops-math/math/sort/docs/aclnnSort.md")
-def sort(
-    self: Tensor, is_stable: Bool, dim: Int, is_descending: Bool, values_out: Tensor, indices_out: Tensor
-) -> None:
+def sort(self: Tensor, is_stable: Bool, dim: Int, is_descending: Bool, values_out: Tensor, indices_out: Tensor) -> None:
     values, places = torch.sort(self, dim=dim, descending=is_descending, stable=is_stable)
     values_out.copy_(values)
     indices_out.copy_(places)
