@@ -45,9 +45,9 @@ def install(*, soc_name: str = DEFAULT_SOC) -> Simulation:
     os.environ["TASK_QUEUE_ENABLE"] = "0"
     with _without_autoload():
         # Both import torch, which would import torch_npu before there is anything for it to find.
+        from ascend_simulator.device import Simulation
         from ascend_simulator.operators import all_rules
         from ascend_simulator.rules import PROLOGUE
-        from ascend_simulator.device import Simulation
     rules = all_rules()
     library = load(PROLOGUE + "".join(found.entry_points() for found in rules.values()))
     library.sim_set_soc_name(soc_name.encode())

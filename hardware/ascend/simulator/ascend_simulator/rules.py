@@ -23,7 +23,10 @@ DTYPES = {
     3: torch.int32,
     4: torch.uint8,
     6: torch.int16,
+    7: torch.uint16,
+    8: torch.uint32,
     9: torch.int64,
+    10: torch.uint64,
     11: torch.float64,
     12: torch.bool,
     16: torch.complex64,
@@ -165,21 +168,33 @@ class Rule:
         """The operator's two functions in C++."""
         names = [f"p{index}" for index in range(len(self.kinds))]
         parameters = "".join(f"{kind.c_type} {name}, " for kind, name in zip(self.kinds, names, strict=True))
-        is_checked = "true" if self.check else "false"
-        return ENTRY_POINTS.format(
-            name=self.name, parameters=parameters, arguments=", ".join(names), is_checked=is_checked
-        )
+        values = {"name": self.name, "parameters": parameters, "arguments": ", ".join(names)}
+        return (CHECKED if self.check else UNCHECKED).format(**values)
 
 
 PROLOGUE = '#include "operators.h"\n'
-ENTRY_POINTS = """
-extern "C" int {name}GetWorkspaceSize({parameters}uint64_t* bytes, aclOpExecutor** executor) {{
-    return sim::prepare("{name}", {is_checked}, sim::write_down({arguments}), bytes, executor);
-}}
+LAUNCH = """
 extern "C" int {name}(void*, uint64_t bytes, aclOpExecutor* executor, aclrtStream stream) {{
     return sim::launch(executor, bytes, stream);
 }}
 """
+UNCHECKED = (
+    """
+extern "C" int {name}GetWorkspaceSize({parameters}uint64_t* bytes, aclOpExecutor** executor) {{
+    return sim::prepare("{name}", false, sim::write_down({arguments}), bytes, executor);
+}}"""
+    + LAUNCH
+)
+CHECKED = (
+    """
+extern "C" int {name}GetWorkspaceSize({parameters}uint64_t* bytes, aclOpExecutor** executor) {{
+    return sim::prepare("{name}", true, sim::write_down({arguments}), bytes, executor);
+}}
+extern "C" int {name}GetMaxWorkspaceSize({parameters}uint64_t* bytes, aclOpExecutor** executor) {{
+    return sim::prepare("{name}", true, sim::write_down({arguments}), bytes, executor);
+}}"""
+    + LAUNCH
+)
 
 
 @dataclass(frozen=True)
@@ -195,21 +210,39 @@ class Rules:
         return Rules(self.rules + other.rules)
 
 
-def rule(*names: str, source: str, check: Callable[..., int] | None = None) -> Callable[[Callable[..., None]], Rules]:
+def rule(
+    *names: str,
+    source: str,
+    check: Callable[..., int] | None = None,
+    reads: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., None]], Rules]:
     """Declares a function as the rule of operators that have the same parameters.
 
     Args:
         names: entry points of CANN, without their `GetWorkspaceSize`.
-        source: the public text that the rule follows: a file of a repository of github.com/hicann, or a page.
+        source: the public text that the rule follows: a file of a repository of github.com/hicann or /Ascend.
         check: see `Rule.check`.
+        reads: has the operator's parameters, and makes one of them that `check` and the function take instead.
     """
 
     def declare(function: Callable[..., None]) -> Rules:
-        hints = get_type_hints(function, include_extras=True)
-        kinds = tuple(_kind(hints[name]) for name in inspect.signature(function).parameters)
-        return Rules(tuple(Rule(name, source, function, kinds, check) for name in names))
+        return Rules(
+            tuple(
+                Rule(name, source, _after(reads, function), _kinds(reads or function), check and _after(reads, check))
+                for name in names
+            )
+        )
 
     return declare
+
+
+def _after(reads: Callable[..., Any] | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    return function if reads is None else lambda *arguments: function(reads(*arguments))
+
+
+def _kinds(function: Callable[..., Any]) -> tuple[Kind, ...]:
+    hints = get_type_hints(function, include_extras=True)
+    return tuple(_kind(hints[name]) for name in inspect.signature(function).parameters)
 
 
 def _kind(hint: Any) -> Kind:

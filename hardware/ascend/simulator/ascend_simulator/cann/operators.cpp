@@ -46,12 +46,17 @@ int prepare(const char* name, bool is_checked, Words arguments, uint64_t* worksp
             if (bytes < 0) throw Fault(ACL_ERROR_INVALID_PARAM, rule_message());
             *workspace_bytes = static_cast<uint64_t>(bytes);
         }
-        *executor = new aclOpExecutor{name, std::move(arguments)};
+        *executor = new aclOpExecutor{name, std::move(arguments), *workspace_bytes};
     });
 }
 
-int launch(aclOpExecutor* executor, uint64_t, aclrtStream stream) {
+int launch(aclOpExecutor* executor, uint64_t workspace_bytes, aclrtStream stream) {
     return guarded("launch", [&] {
+        if (workspace_bytes < executor->workspace_bytes) {
+            throw Fault(ACL_ERROR_INVALID_PARAM, std::string(executor->name) + " was given a workspace of " +
+                                                     std::to_string(workspace_bytes) + " bytes and needs " +
+                                                     std::to_string(executor->workspace_bytes));
+        }
         auto task = std::make_shared<Kernel>(executor->name, std::move(executor->arguments));
         delete executor;
         device().launch(stream, std::move(task));

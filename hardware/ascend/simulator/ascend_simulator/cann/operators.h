@@ -8,6 +8,7 @@
 struct aclOpExecutor {
     const char* name;
     sim::Words arguments;
+    uint64_t workspace_bytes;
 };
 
 namespace sim {

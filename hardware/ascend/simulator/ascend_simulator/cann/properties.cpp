@@ -1,4 +1,4 @@
-// What the device says of itself: one card of the kind that a session asks for, on a CANN of version 8.5.0.
+// What the device says of itself: one card of the kind that a session asks for, on a CANN of version 9.1.0.
 #include <cstring>
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr const char* CANN_VERSION = "8.5.0";
+constexpr const char* CANN_VERSION = "9.1.0";
 std::string soc_name = "Ascend910B3";
 int current_device = 0;
 char context;

@@ -1,0 +1,400 @@
+"""Attention of requests over a cache: `npu_fused_infer_attention_score`, which is prefill and decode in one.
+
+Follows the documents of CANN's aclnnFusedInferAttentionScoreV3 and of torch_npu's operator over it; what a document
+refuses is refused when the workspace is asked for, as CANN does, with the sentence's limit in the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ascend_simulator.rules import Bool, Double, Int, Ints, Tensor, Tensors, Text, rule
+
+SOURCE = "ops-transformer/attention/fused_infer_attention_score/docs/aclnnFusedInferAttentionScoreV3.md"
+WORKSPACE_BYTES = 16 << 10
+"""Not nothing, so that a caller who brings none is found."""
+LAYOUTS = {
+    "BSH": ("BSH", "BSH"),
+    "BSND": ("BSND", "BSND"),
+    "BNSD": ("BNSD", "BNSD"),
+    "BNSD_BSND": ("BNSD", "BSND"),
+    "TND": ("TND", "TND"),
+    "TND_NTD": ("TND", "NTD"),
+    "NTD_TND": ("NTD", "TND"),
+}
+"""Name -> layouts of the query and of the output, of those that are modelled."""
+RAGGED = ("TND", "NTD")
+ALL_MASK, LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL, BAND = 1, 2, 3, 4
+COMPRESSED_MASK = 2048
+MAX_GROUP = 64
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call, as far as they are modelled."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    query_lengths: Sequence[int] | None
+    kv_lengths: Sequence[int] | None
+    block_table: torch.Tensor | None
+    query_rope: torch.Tensor | None
+    key_rope: torch.Tensor | None
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    pre_tokens: int
+    next_tokens: int
+    layout: str
+    sparse_mode: int
+    block_size: int
+    wants_lse: bool
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    @property
+    def query_layout(self) -> str:
+        return LAYOUTS[self.layout][0]
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.query_layout in RAGGED
+
+    @property
+    def batch(self) -> int:
+        return len(self.query_lengths or ()) if self.is_ragged else self.query.shape[0]
+
+    def query_spans(self) -> list[tuple[int, int]]:
+        """First row and end of each request's queries; lengths of ragged layouts are sums."""
+        if self.is_ragged:
+            ends = list(self.query_lengths or ())
+            return list(zip([0, *ends[:-1]], ends, strict=True))
+        rows = self.query.shape[2] if self.query_layout == "BNSD" else self.query.shape[1]
+        # In a decode, "actual_seq_lengths is not valid": every request has its one row.
+        lengths = _each(self.query_lengths, self.batch) if rows > 1 and self.query_lengths else [rows] * self.batch
+        return [(0, length) for length in lengths]
+
+    def kv_spans(self) -> list[tuple[int, int]]:
+        """First and end of each request's keys: sums only where keys lie one request after the other."""
+        if self.is_ragged and self.block_table is None:
+            ends = list(self.kv_lengths or ())
+            return list(zip([0, *ends[:-1]], ends, strict=True))
+        if self.kv_lengths is None:
+            rows = self.key.shape[2] if self.query_layout == "BNSD" else self.key.shape[1]
+            return [(0, rows)] * self.batch
+        return [(0, length) for length in _each(self.kv_lengths, self.batch)]
+
+
+def _each(lengths: Sequence[int], batch: int) -> list[int]:
+    """A single length is that of every request; of too many the first count."""
+    return [lengths[0]] * batch if len(lengths) == 1 else list(lengths[:batch])
+
+
+def check(call: Call) -> None:
+    """What the documents refuse.
+
+    Raises:
+        ValueError: with the argument, and the limit that it is outside of.
+    """
+    if call.layout not in LAYOUTS:
+        raise ValueError(f"input_layout {call.layout!r} is not modelled; modelled are {', '.join(LAYOUTS)}")
+    if call.num_heads % call.num_kv_heads or call.num_heads // call.num_kv_heads > MAX_GROUP:
+        raise ValueError(
+            f"num_heads {call.num_heads} must be a multiple of num_key_value_heads {call.num_kv_heads}, "
+            f"{MAX_GROUP} times it at most"
+        )
+    if (call.query_rope is None) != (call.key_rope is None):
+        raise ValueError("query_rope and key_rope are given both or neither")
+    if call.is_ragged:
+        _check_ragged(call)
+    elif call.kv_lengths is not None and 1 < len(call.kv_lengths) < call.batch:
+        raise ValueError(f"actual_seq_lengths_kv has {len(call.kv_lengths)} lengths for {call.batch} requests")
+    if call.block_table is not None:
+        _check_paged(call)
+    _check_mask(call)
+
+
+def _check_ragged(call: Call) -> None:
+    if call.query_lengths is None or call.kv_lengths is None:
+        raise ValueError(f"layout {call.layout} needs actual_seq_lengths and actual_seq_lengths_kv")
+    tokens = call.query.shape[0 if call.query_layout == "TND" else 1]
+    ends = list(call.query_lengths)
+    if ends != sorted(ends) or (ends and ends[-1] > tokens):
+        raise ValueError(f"actual_seq_lengths of layout {call.layout} are sums up to {tokens} tokens, not {ends}")
+    if len(call.kv_lengths) != len(ends):
+        raise ValueError(f"actual_seq_lengths_kv has {len(call.kv_lengths)} lengths for {len(ends)} requests")
+    if call.block_table is None and list(call.kv_lengths) != sorted(call.kv_lengths):
+        raise ValueError(f"actual_seq_lengths_kv of layout {call.layout} without pages are sums: {call.kv_lengths}")
+
+
+def _check_paged(call: Call) -> None:
+    assert call.block_table is not None, "called for paged caches"
+    if call.kv_lengths is None:
+        raise ValueError("a block_table needs actual_seq_lengths_kv")
+    if call.block_table.dim() != 2 or call.block_table.shape[0] != call.batch:
+        raise ValueError(f"block_table must be [{call.batch}, blocks], not {list(call.block_table.shape)}")
+    is_decode = all(end - first == 1 for first, end in call.query_spans())
+    unit, least = (16, 16) if is_decode or call.is_ragged else (128, 128)
+    most = 1024 if call.is_ragged else 512
+    if call.block_size % unit or not least <= call.block_size <= most:
+        raise ValueError(f"block_size {call.block_size} must be a multiple of {unit} within [{least}, {most}]")
+    blocks = max((-(-(end - first) // call.block_size) for first, end in call.kv_spans()), default=0)
+    if call.block_table.shape[1] < blocks:
+        raise ValueError(f"block_table has {call.block_table.shape[1]} blocks a request; the longest needs {blocks}")
+    if call.key.dim() == 4 and call.query_layout in ("BSH", "BSND"):
+        raise ValueError(f"layout {call.layout} takes a cache [blocks, block_size, H], not {list(call.key.shape)}")
+    if call.key.dim() not in (3, 4):
+        raise ValueError(f"a cache of {call.key.dim()} dimensions is not modelled, only of 3 or 4")
+
+
+def _check_mask(call: Call) -> None:
+    if call.sparse_mode not in range(5):
+        raise ValueError(f"sparse_mode {call.sparse_mode} is none of 0 to 4")
+    if call.sparse_mode == ALL_MASK and call.mask is None:
+        raise ValueError("sparse_mode 1 needs an atten_mask")
+    is_decode = not call.is_ragged and call.query_spans()[:1] == [(0, 1)] and call.query_rope is None
+    if call.sparse_mode >= LEFT_UP_CAUSAL and not is_decode:
+        wanted = (COMPRESSED_MASK, COMPRESSED_MASK)
+        if call.mask is None or tuple(call.mask.shape[-2:]) != wanted:
+            found = None if call.mask is None else list(call.mask.shape)
+            raise ValueError(f"sparse_mode {call.sparse_mode} needs an atten_mask of {list(wanted)}, not {found}")
+    if call.mask is not None and call.mask.dtype not in (torch.bool, torch.int8, torch.uint8):
+        raise ValueError(f"atten_mask is bool, int8 or uint8, not {call.mask.dtype}")
+
+
+def attend(call: Call) -> None:
+    """Write the attention of every request, and the logarithms of its sums of exponentials."""
+    lse_rows: list[torch.Tensor] = []
+    for place, (query, out) in enumerate(_rows(call)):
+        if query.shape[1] == 0:
+            lse_rows.append(query.new_zeros(query.shape[:2], dtype=torch.float32))
+            continue
+        key, value = _keys(call, place)
+        hidden = _hidden(call, place, query.shape[1], key.shape[1])
+        group = call.num_heads // call.num_kv_heads
+        scores = torch.einsum("nsd,ntd->nst", query.float(), key.float().repeat_interleave(group, 0)) * call.scale
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, float("-inf"))
+        lse = torch.logsumexp(scores, -1)
+        weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num(0.0)
+        out.copy_(torch.einsum("nst,ntd->nsd", weights, value.float().repeat_interleave(group, 0)))
+        lse_rows.append(lse)
+    if call.wants_lse and lse_rows:
+        call.lse.copy_((torch.cat(lse_rows, 1).transpose(0, 1) if call.is_ragged else torch.stack(lse_rows))[..., None])
+
+
+def _rows(call: Call) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Queries [N, S, D] and where their outputs [N, S, Dv] go, of each request."""
+    out_layout = LAYOUTS[call.layout][1]
+    for place, (first, end) in enumerate(call.query_spans()):
+        query = _request(call.query, call.query_layout, call.num_heads, place, first, end)
+        if call.query_rope is not None:
+            rope = _request(call.query_rope, call.query_layout, call.num_heads, place, first, end)
+            query = torch.cat((query, rope), -1)
+        out = _request(call.out, out_layout, call.num_heads, place, first, end)
+        # What lies beyond a request's length is nobody's: it is written with zeros.
+        if not call.is_ragged:
+            _request(call.out, out_layout, call.num_heads, place, end, None).zero_()
+        yield query, out
+
+
+def _request(tensor: torch.Tensor, layout: str, heads: int, place: int, first: int, end: int | None) -> torch.Tensor:
+    """The view [N, S, D] of one request's rows."""
+    rows = slice(first, end)
+    if layout == "TND":
+        return tensor[rows].transpose(0, 1)
+    if layout == "NTD":
+        return tensor[:, rows]
+    if layout == "BNSD":
+        return tensor[place, :, rows]
+    split = tensor[place].unflatten(-1, (heads, -1)) if layout == "BSH" else tensor[place]
+    return split[rows].transpose(0, 1)
+
+
+def _keys(call: Call, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [KV_N, T, D] of one request."""
+    first, end = call.kv_spans()[place]
+    parts = [call.key, call.value] if call.key_rope is None else [call.key, call.value, call.key_rope]
+    if call.block_table is None:
+        key, value, *rope = (_request(part, call.query_layout, call.num_kv_heads, place, first, end) for part in parts)
+    else:
+        key, value, *rope = (_gathered(call, part, place, end) for part in parts)
+    return torch.cat((key, *rope), -1) if rope else key, value
+
+
+def _gathered(call: Call, cache: torch.Tensor, place: int, length: int) -> torch.Tensor:
+    """The first `length` tokens of a paged cache [blocks, block_size, H] or [blocks, KV_N, block_size, D]."""
+    assert call.block_table is not None, "called for paged caches"
+    blocks = call.block_table[place, : -(-length // call.block_size)].long()
+    if length and not bool(((blocks >= 0) & (blocks < cache.shape[0])).all()):
+        raise IndexError(f"block_table of request {place} names blocks {blocks.tolist()} of {cache.shape[0]}")
+    pages = cache[blocks]
+    pages = pages.unflatten(-1, (call.num_kv_heads, -1)) if cache.dim() == 3 else pages.transpose(1, 2)
+    return pages.flatten(0, 1)[:length].transpose(0, 1)
+
+
+def _hidden(call: Call, place: int, rows: int, keys: int) -> torch.Tensor | None:
+    """[S, T], True where a query does not see a key; None where it sees all."""
+    is_decode = not call.is_ragged and rows == 1 and call.query_rope is None
+    if is_decode and call.sparse_mode >= LEFT_UP_CAUSAL:
+        return None
+    row, key = torch.arange(rows)[:, None], torch.arange(keys)[None]
+    if call.sparse_mode >= LEFT_UP_CAUSAL:
+        _check_compressed(call.mask)
+    if call.sparse_mode == LEFT_UP_CAUSAL:
+        return key > row
+    shift = keys - rows
+    if call.sparse_mode == RIGHT_DOWN_CAUSAL:
+        return key > row + shift
+    if call.sparse_mode == BAND:
+        return (key < row + shift - call.pre_tokens) | (key > row + shift + call.next_tokens)
+    if call.mask is None:
+        return None
+    mask = call.mask.bool()
+    if mask.dim() == 2:
+        own = mask[place : place + 1] if rows == 1 and mask.shape[0] == call.batch else mask
+    else:
+        own = mask[place if mask.shape[0] > 1 else 0].reshape(mask.shape[-2:])
+    hidden = own[:rows, :keys]
+    if call.sparse_mode == ALL_MASK or is_decode:
+        return hidden
+    return hidden | (key < row - call.pre_tokens) | (key > row + call.next_tokens)
+
+
+def _check_compressed(mask: torch.Tensor | None) -> None:
+    """Causal modes read a mask of 2048 x 2048 that hides what lies above the diagonal; its corners are looked at."""
+    assert mask is not None, "checked when the workspace was asked for"
+    corner = mask.reshape(mask.shape[-2:])[:64, :64].bool()
+    if not torch.equal(corner, torch.ones_like(corner).triu(1)) or bool(mask.reshape(mask.shape[-2:])[-1].any()):
+        raise ValueError("atten_mask of this sparse_mode must hide what lies above its diagonal, and nothing else")
+
+
+def _refuse(**given: Any) -> None:
+    """What the operator can do and the rule cannot."""
+    found = [name for name, value in given.items() if value is not None]
+    if found:
+        raise ValueError(f"not modelled: {', '.join(found)}")
+
+
+def _call(
+    query: torch.Tensor,
+    key: list[torch.Tensor],
+    value: list[torch.Tensor],
+    num_heads: int,
+    num_kv_heads: int,
+    **rest: Any,
+) -> Call:
+    if len(key) != 1 or len(value) != 1:
+        raise ValueError(f"lists of {len(key)} keys and {len(value)} values are not modelled, only of one")
+    return Call(
+        query=query,
+        key=key[0],
+        value=value[0],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads or num_heads,
+        **rest,
+    )
+
+
+def read_arguments(
+    query: Tensor,
+    key: Tensors,
+    value: Tensors,
+    pse_shift: Tensor | None,
+    atten_mask: Tensor | None,
+    actual_seq_lengths: Ints | None,
+    actual_seq_lengths_kv: Ints | None,
+    dequant_scale1: Tensor | None,
+    quant_scale1: Tensor | None,
+    dequant_scale2: Tensor | None,
+    quant_scale2: Tensor | None,
+    quant_offset2: Tensor | None,
+    antiquant_scale: Tensor | None,
+    antiquant_offset: Tensor | None,
+    block_table: Tensor | None,
+    query_padding_size: Tensor | None,
+    kv_padding_size: Tensor | None,
+    key_antiquant_scale: Tensor | None,
+    key_antiquant_offset: Tensor | None,
+    value_antiquant_scale: Tensor | None,
+    value_antiquant_offset: Tensor | None,
+    key_shared_prefix: Tensor | None,
+    value_shared_prefix: Tensor | None,
+    actual_shared_prefix_len: Ints | None,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    key_rope_antiquant_scale: Tensor | None,
+    num_heads: Int,
+    scale: Double,
+    pre_tokens: Int,
+    next_tokens: Int,
+    input_layout: Text,
+    num_key_value_heads: Int,
+    sparse_mode: Int,
+    inner_precise: Int,
+    block_size: Int,
+    antiquant_mode: Int,
+    softmax_lse_flag: Bool,
+    key_antiquant_mode: Int,
+    value_antiquant_mode: Int,
+    attention_out: Tensor,
+    softmax_lse: Tensor,
+) -> Call:
+    _refuse(
+        pse_shift=pse_shift,
+        dequant_scale1=dequant_scale1,
+        quant_scale1=quant_scale1,
+        dequant_scale2=dequant_scale2,
+        quant_scale2=quant_scale2,
+        quant_offset2=quant_offset2,
+        antiquant_scale=antiquant_scale,
+        antiquant_offset=antiquant_offset,
+        query_padding_size=query_padding_size,
+        kv_padding_size=kv_padding_size,
+        key_antiquant_scale=key_antiquant_scale,
+        key_antiquant_offset=key_antiquant_offset,
+        value_antiquant_scale=value_antiquant_scale,
+        value_antiquant_offset=value_antiquant_offset,
+        key_shared_prefix=key_shared_prefix,
+        value_shared_prefix=value_shared_prefix,
+        key_rope_antiquant_scale=key_rope_antiquant_scale,
+    )
+    return _call(
+        query,
+        key,
+        value,
+        num_heads,
+        num_key_value_heads,
+        mask=atten_mask,
+        query_lengths=actual_seq_lengths,
+        kv_lengths=actual_seq_lengths_kv,
+        block_table=block_table,
+        query_rope=query_rope,
+        key_rope=key_rope,
+        scale=scale,
+        pre_tokens=pre_tokens,
+        next_tokens=next_tokens,
+        layout=input_layout,
+        sparse_mode=sparse_mode,
+        block_size=block_size,
+        wants_lse=softmax_lse_flag,
+        out=attention_out,
+        lse=softmax_lse,
+    )
+
+
+def workspace(call: Call) -> int:
+    """Check, and say how many bytes of workspace the call needs."""
+    check(call)
+    return WORKSPACE_BYTES
+
+
+@rule("aclnnFusedInferAttentionScoreV3", source=SOURCE, reads=read_arguments, check=workspace)
+def fused_infer_attention_score(call: Call) -> None:
+    attend(call)
