@@ -38,7 +38,7 @@ def relu_in_place(self: Tensor) -> None:
 
 @rule("aclnnGelu", source="ops-nn/activation/gelu/docs/aclnnGelu.md")
 def gelu_tanh(self: Tensor, out: Tensor) -> None:
-    """The form with tanh: torch_npu calls this one for `approximate="tanh"`, and `GeluV2` for both."""
+    """The form with tanh, whichever form torch was asked for: torch_npu calls this operator for both."""
     out.copy_(functional.gelu(self, approximate="tanh"))
 
 

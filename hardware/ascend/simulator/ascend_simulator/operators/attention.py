@@ -398,3 +398,62 @@ def workspace(call: Call) -> int:
 @rule("aclnnFusedInferAttentionScoreV3", source=SOURCE, reads=read_arguments, check=workspace)
 def fused_infer_attention_score(call: Call) -> None:
     attend(call)
+
+
+def read_dense_arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse_shift: Tensor | None,
+    drop_mask: Tensor | None,
+    padding_mask: Tensor | None,
+    atten_mask: Tensor | None,
+    prefix: Ints | None,
+    scale: Double,
+    keep_prob: Double,
+    pre_tokens: Int,
+    next_tokens: Int,
+    num_heads: Int,
+    input_layout: Text,
+    inner_precise: Int,
+    sparse_mode: Int,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    softmax_out: Tensor | None,
+    attention_out: Tensor,
+) -> Call:
+    _refuse(pse_shift=pse_shift, drop_mask=drop_mask, padding_mask=padding_mask)
+    heads_of_keys = {"BNSD": key.shape[1], "BSND": key.shape[-2]}.get(input_layout, num_heads)
+    return Call(
+        query=query,
+        key=key,
+        value=value,
+        mask=atten_mask,
+        query_lengths=None,
+        kv_lengths=None,
+        block_table=None,
+        query_rope=None,
+        key_rope=None,
+        num_heads=num_heads,
+        num_kv_heads=heads_of_keys,
+        scale=scale,
+        pre_tokens=pre_tokens,
+        next_tokens=next_tokens,
+        layout=input_layout,
+        sparse_mode=sparse_mode,
+        block_size=0,
+        wants_lse=False,
+        out=attention_out,
+        lse=attention_out,
+    )
+
+
+@rule(
+    "aclnnFlashAttentionScore",
+    source="ops-transformer/attention/flash_attention_score/docs/aclnnFlashAttentionScore.md",
+    reads=read_dense_arguments,
+    check=workspace,
+)
+def flash_attention_score(call: Call) -> None:
+    """What torch's attention in float32 becomes; the sums for a backward pass are not written."""
+    attend(call)

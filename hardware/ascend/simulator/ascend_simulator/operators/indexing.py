@@ -104,10 +104,16 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> None:
     self.masked_scatter_(mask.bool(), source)
 
 
-@rule("aclnnNonzero", "aclnnNonzeroV2", source="ops-nn/index/non_zero/docs/aclnnNonzero.md")
+@rule("aclnnNonzero", source="ops-nn/index/non_zero/docs/aclnnNonzero.md")
 def nonzero(self: Tensor, out: Raw) -> None:
-    """The output is made for as many rows as there could be, and says afterwards how many there are."""
+    """[N, D]. The output is made for as many as there could be, and says afterwards how many there are."""
     _write_some(out, torch.nonzero(self))
+
+
+@rule("aclnnNonzeroV2", source="ops-nn/index/non_zero/docs/aclnnNonzeroV2.md")
+def nonzero_columns(self: Tensor, out: Raw) -> None:
+    """[D, N]: each place is a column."""
+    _write_some(out, torch.nonzero(self).t())
 
 
 @rule("aclnnMaskedSelect", source="ops-math/conversion/masked_select_v3/docs/aclnnMaskedSelect.md")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ascend_simulator.rules import Dtype, Int, Ints, Scalar, Tensor, Tensors, rule
+from ascend_simulator.rules import Dtype, Int, Int32, Ints, Scalar, Tensor, Tensors, rule
 
 
 @rule("aclnnInplaceCopy", source="ops-math/conversion/view_copy/docs/aclnnInplaceCopy.md")
@@ -138,3 +138,12 @@ def one(self: Tensor) -> None:
 @rule("aclnnEye", source="ops-math/math/eye/docs/aclnnEye.md")
 def eye(rows: Int, columns: Int, out: Tensor) -> None:
     out.copy_(torch.eye(rows, columns))
+
+
+@rule("aclnnOneHot", source="ops-math/math/one_hot/docs/aclnnOneHot.md")
+def one_hot(self: Tensor, classes: Int32, on_value: Tensor, off_value: Tensor, axis: Int, out: Tensor) -> None:
+    """`on_value` where the number is that of the class, which the new dimension counts."""
+    shape = [1] * out.dim()
+    shape[axis] = -1
+    is_on = self.unsqueeze(axis) == torch.arange(classes).view(shape)
+    out.copy_(torch.where(is_on, on_value.reshape(()), off_value.reshape(())))

@@ -113,6 +113,6 @@ def argsort(self: Tensor, dim: Int, is_descending: Bool, out: Tensor) -> None:
     out.copy_(torch.argsort(self, dim, is_descending))
 
 
-@rule("aclnnVar", source="ops-math/math/reduce_var/docs/aclnnVar.md")
-def variance(self: Tensor, dims: Ints, is_unbiased: Bool, keep: Bool, out: Tensor) -> None:
-    out.copy_(torch.var(self, dims or None, unbiased=is_unbiased, keepdim=keep))
+@rule("aclnnVarCorrection", source="ops-math/math/reduce_var/docs/aclnnVarCorrection.md")
+def variance(self: Tensor, dims: Ints, correction: Int, keep: Bool, out: Tensor) -> None:
+    out.copy_(torch.var(self, dims or None, correction=correction, keepdim=keep))
