@@ -11,7 +11,9 @@ import pytest
 import torch
 from hardware.ascend.tests.npu_calls import calls_in, misfits, schemas
 
-pytest.importorskip("torch_npu")
+torch_npu = pytest.importorskip("torch_npu")
+# torch_npu registers these when the first of them is called.
+torch.ops.load_library(str(Path(torch_npu.__file__).parent / "lib" / "libop_plugin_atb.so"))
 
 FOLDER = Path(__file__).resolve().parent.parent
 SOURCES = sorted(path for part in ("trunnion_ascend", "tests", "bench") for path in (FOLDER / part).rglob("*.py"))

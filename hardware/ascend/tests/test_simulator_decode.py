@@ -80,6 +80,37 @@ class Decode:
         }
 
 
+class AtbDecode(Decode):
+    """The same by operators of the Ascend Transformer Boost library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workspace = torch_npu._npu_paged_attention_get_workspace(**self._paged([1] * REQUESTS))
+
+    def write(self) -> None:
+        _, key, value = self.step_input.split((HEADS, KV_HEADS, KV_HEADS), 1)
+        torch_npu._npu_reshape_and_cache(key, value, self.key_cache, self.value_cache, self.slots)
+
+    def attend(self, lengths: Sequence[int]) -> None:
+        torch_npu._npu_paged_attention(**self._paged(lengths), workspace=self.workspace)
+
+    def _paged(self, lengths: Sequence[int]) -> dict[str, object]:
+        return {
+            "query": self.step_input[:, :HEADS],
+            "key_cache": self.key_cache,
+            "value_cache": self.value_cache,
+            "num_kv_heads": KV_HEADS,
+            "num_heads": HEADS,
+            "scale_value": SIZE**-0.5,
+            "block_table": self.table,
+            "context_lens": torch.tensor(lengths, dtype=torch.int32),
+            "out": self.out.squeeze(1),
+        }
+
+
+EITHER = pytest.mark.parametrize("make", [Decode, AtbDecode], ids=["aclnn", "atb"])
+
+
 def run(decode: Decode, step: Callable[[list[int]], None]) -> list[float]:
     """The largest error of each step."""
     errors = []
@@ -128,20 +159,23 @@ class Captured:
         self.graph.replay()
 
 
-def test_an_eager_decode_is_attention_over_all_tokens() -> None:
-    decode = Decode()
+@EITHER
+def test_an_eager_decode_is_attention_over_all_tokens(make: type[Decode]) -> None:
+    decode = make()
     assert max(run(decode, eager(decode))) < 0.02
 
 
+@EITHER
 @pytest.mark.parametrize("held", [False, True], ids=["at once", "update stream held"])
-def test_a_captured_decode_with_updates_is_the_same(held: bool) -> None:
-    captured = Captured(Decode())
+def test_a_captured_decode_with_updates_is_the_same(make: type[Decode], held: bool) -> None:
+    captured = Captured(make())
     with SIMULATION.held(captured.update_stream if held else torch.npu.Stream()):
         assert max(run(captured.decode, captured.step)) < 0.02
 
 
-def test_without_updates_it_attends_to_one_token_for_ever() -> None:
-    captured = Captured(Decode())
+@EITHER
+def test_without_updates_it_attends_to_one_token_for_ever(make: type[Decode]) -> None:
+    captured = Captured(make())
     errors = run(captured.decode, captured.step_without_update)
     assert errors[0] < 0.02
     assert min(errors[1:]) > 0.1

@@ -246,6 +246,21 @@ def test_a_cache_takes_rows_by_slots() -> None:
         )
 
 
+def test_a_cache_of_the_boost_library_leaves_out_negative_slots() -> None:
+    """As the library's own test expects it."""
+    key, value = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
+    caches = [torch.zeros(4, 16, 2, 16).npu() for _ in range(2)]
+    torch_npu._npu_reshape_and_cache(key.npu(), value.npu(), *caches, torch.tensor([33, -1, 17]).int().npu())
+    for cache, rows in zip(caches, (key, value), strict=True):
+        expected = torch.zeros(64, 2, 16)
+        expected[33], expected[17] = rows[0], rows[2]
+        assert torch.equal(cache.cpu().flatten(0, 1), expected)
+    # torch_npu drops the operator's error: whoever waits next is told.
+    torch_npu._npu_reshape_and_cache(key.npu(), value.npu(), *caches, torch.tensor([0, 64, 1]).int().npu())
+    with pytest.raises(RuntimeError, match="slots 0 to 64 of a cache of 64"):
+        torch.npu.synchronize()
+
+
 def test_experts_of_tokens_and_back() -> None:
     """Gating, routing, experts and their sum, against a loop over tokens."""
     tokens, experts, k, hidden, inner = 7, 5, 2, 32, 24

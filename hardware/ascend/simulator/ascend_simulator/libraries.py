@@ -23,6 +23,7 @@ ALIASES = (
     "libgraph.so",
     "libacl_tdt_channel.so",
     "libnnopbase.so",
+    "libatb.so",
 )
 """Libraries of CANN that torch_npu links with or opens, of which nothing or only the runtime's names are used."""
 

@@ -165,13 +165,17 @@ class Rule:
         return [kind.read(reader) for kind in self.kinds]
 
     def entry_points(self) -> str:
-        """The operator's two functions in C++."""
+        """The operator's functions in C++; none for one that the library itself calls by this name."""
+        if self.name.startswith(BUILT_IN):
+            return ""
         names = [f"p{index}" for index in range(len(self.kinds))]
         parameters = "".join(f"{kind.c_type} {name}, " for kind, name in zip(self.kinds, names, strict=True))
         values = {"name": self.name, "parameters": parameters, "arguments": ", ".join(names)}
         return (CHECKED if self.check else UNCHECKED).format(**values)
 
 
+BUILT_IN = "atb::"
+"""How operators begin whose entry points are C++ classes, written by hand (`cann/atb.cpp`)."""
 PROLOGUE = '#include "operators.h"\n'
 LAUNCH = """
 extern "C" int {name}(void*, uint64_t bytes, aclOpExecutor* executor, aclrtStream stream) {{

@@ -115,19 +115,31 @@ void Device::run_what_can() {
     }
 }
 
+void Device::fail_later(int code, const std::string& why) {
+    if (failed_ == nullptr) failed_ = std::make_unique<Fault>(code, why);
+}
+
+void Device::raise_failed() {
+    const std::unique_ptr<Fault> failed = std::move(failed_);
+    if (failed != nullptr) throw Fault(*failed);
+}
+
 void Device::wait_for(Stream* stream) {
     drain(stream, nullptr);
     run_what_can();
+    raise_failed();
 }
 
 void Device::wait_for(Event* event) {
     const Wait wait(event, event->asked);
     if (!wait.is_ready()) drain_for(wait);
     run_what_can();
+    raise_failed();
 }
 
 void Device::wait_for_all() {
     for (Stream& stream : streams_) drain(&stream, nullptr);
+    raise_failed();
 }
 
 // Runs a stream until it is empty, or until `until` is no longer blocked.

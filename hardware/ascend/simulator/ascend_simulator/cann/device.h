@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "acl/acl.h"
+#include "errors.h"
 
 namespace sim {
 
@@ -112,6 +113,9 @@ class Device {
     void wait_for(Event* event);
     void wait_for_all();
 
+    // For callers whose caller drops what they return: whoever waits next is told.
+    void fail_later(int code, const std::string& why);
+
     // While nothing else is held, all streams are.
     void hold_all(bool wanted);
     void hold(Stream* stream, bool wanted);
@@ -122,6 +126,7 @@ class Device {
 
   private:
     bool run(Stream* stream);
+    void raise_failed();
     void run_what_can();
     void drain(Stream* stream, const Task* until);
     void drain_for(const Task& blocked);
@@ -133,6 +138,7 @@ class Device {
     int events_made_ = 0;
     bool is_late_ = false;
     bool is_running_ = false;
+    std::unique_ptr<Fault> failed_;
 };
 
 Device& device();

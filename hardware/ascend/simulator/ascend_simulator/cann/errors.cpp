@@ -4,11 +4,14 @@
 namespace sim {
 
 namespace {
-thread_local std::string recent = "no error was reported by the simulated CANN";
+thread_local std::string last;
+thread_local std::string shown;
 std::string of_rule;
 }  // namespace
 
-void set_message(const std::string& message) { recent = "simulated CANN: " + message; }
+void set_message(const std::string& message) { last = message; }
+
+std::string last_message() { return last; }
 
 std::string rule_message() { return of_rule; }
 
@@ -16,7 +19,10 @@ std::string rule_message() { return of_rule; }
 
 extern "C" {
 
-const char* aclGetRecentErrMsg() { return sim::recent.c_str(); }
+const char* aclGetRecentErrMsg() {
+    sim::shown = "simulated CANN: " + sim::last;
+    return sim::shown.c_str();
+}
 
 // For rules outside of this library: why one of them failed.
 void sim_set_message(const char* message) { sim::of_rule = message; }

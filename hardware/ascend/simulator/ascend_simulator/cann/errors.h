@@ -16,6 +16,7 @@ struct Fault : std::runtime_error {
 
 // What aclGetRecentErrMsg says next.
 void set_message(const std::string& message);
+std::string last_message();
 // Why a rule failed, as it said itself.
 std::string rule_message();
 

@@ -10,6 +10,18 @@ namespace {
 
 constexpr int64_t NONE = -1;
 
+// Elements from the start of the storage to the last one that the view has.
+int64_t extent(const aclTensor& tensor) {
+    int64_t last = 0;
+    for (size_t dim = 0; dim < tensor.sizes.size(); ++dim) {
+        if (tensor.sizes[dim] == 0) return 0;
+        last += (tensor.sizes[dim] - 1) * tensor.strides[dim];
+    }
+    return tensor.offset + last + 1;
+}
+
+}  // namespace
+
 size_t item_bytes(aclDataType dtype) {
     switch (dtype) {
         case ACL_BOOL:
@@ -39,18 +51,6 @@ size_t item_bytes(aclDataType dtype) {
             throw Fault(ACL_ERROR_RT_PARAM_INVALID, "no rule is written for tensors of dtype " + std::to_string(dtype));
     }
 }
-
-// Elements from the start of the storage to the last one that the view has.
-int64_t extent(const aclTensor& tensor) {
-    int64_t last = 0;
-    for (size_t dim = 0; dim < tensor.sizes.size(); ++dim) {
-        if (tensor.sizes[dim] == 0) return 0;
-        last += (tensor.sizes[dim] - 1) * tensor.strides[dim];
-    }
-    return tensor.offset + last + 1;
-}
-
-}  // namespace
 
 void Words::add(double value) {
     int64_t bits;

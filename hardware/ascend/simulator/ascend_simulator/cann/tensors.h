@@ -40,6 +40,8 @@ struct aclBoolArray {
 
 namespace sim {
 
+size_t item_bytes(aclDataType dtype);
+
 // The arguments of one call as a row of integers; `rules.py` reads them back in the same order.
 class Words {
   public:

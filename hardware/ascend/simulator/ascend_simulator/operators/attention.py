@@ -457,3 +457,45 @@ def read_dense_arguments(
 def flash_attention_score(call: Call) -> None:
     """What torch's attention in float32 becomes; the sums for a backward pass are not written."""
     attend(call)
+
+
+@rule(
+    "atb::PagedAttention",
+    source="Ascend/op-plugin op_plugin/ops/atb/PagedAttentionAtb.cpp",
+)
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_lengths: Ints,
+    out: Tensor,
+    num_heads: Int,
+    num_kv_heads: Int,
+    scale: Double,
+) -> None:
+    """One query [N, D] for each request, over caches [blocks, block_size, KV_N, D]; lengths are read on the host."""
+    attend(
+        Call(
+            query=query.unsqueeze(1),
+            key=key_cache.flatten(2),
+            value=value_cache.flatten(2),
+            mask=None,
+            query_lengths=None,
+            kv_lengths=context_lengths,
+            block_table=block_table,
+            query_rope=None,
+            key_rope=None,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            scale=scale,
+            pre_tokens=0,
+            next_tokens=0,
+            layout="BSND",
+            sparse_mode=0,
+            block_size=key_cache.shape[1],
+            wants_lse=False,
+            out=out.unsqueeze(1),
+            lse=out,
+        )
+    )

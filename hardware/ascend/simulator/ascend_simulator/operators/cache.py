@@ -42,6 +42,29 @@ def scatter_pa_kv_cache(
         _write(rows, cache, slots.long(), cache_mode)
 
 
+@rule(
+    "atb::ReshapeAndCache",
+    source="ascend-transformer-boost/tests/apitest/kernelstest/mix/test_reshape_and_cache.py",
+)
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    key_out: Tensor,
+    value_out: Tensor,
+) -> None:
+    """Row i of `key` and `value` [T, N, D] goes to slot i of caches [blocks, block_size, N, D], if it is not negative.
+
+    Raises:
+        IndexError: a slot is beyond the cache.
+    """
+    kept = (slots >= 0).nonzero().flatten()
+    for rows, cache in ((key, key_out), (value, value_out)):
+        _write(rows[kept], cache, slots[kept].long(), "Norm")
+
+
 def _write(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, mode: str) -> None:
     block_size = cache.shape[1] if mode in PLAIN else cache.shape[2]
     capacity = cache.shape[0] * block_size
