@@ -144,6 +144,11 @@ CASES: dict[str, Callable[[Inputs], torch.Tensor | tuple[torch.Tensor, ...]]] = 
     "scatter add": lambda x: x(9, 5).scatter_add(1, x.numbers(5, 9, 2), x(9, 2)),
     "index add": lambda x: x(9, 5).index_add(0, x.numbers(9, 7), x(7, 5)),
     "index copy": lambda x: filled(lambda t: t.index_copy_(0, torch.tensor([4, 1]).to(x.device), x(2, 5)), x(9, 5)),
+    "index fill": lambda x: filled(lambda t: t.index_fill_(0, torch.tensor([4, 1]).to(x.device), 2.0), x(9, 5)),
+    "is close": lambda x: torch.isclose(x(7, 5), x(7, 5), rtol=0.5, atol=0.5),
+    "triangular solve": lambda x: torch.linalg.solve_triangular(
+        x(5, 5).tril() + 5 * torch.eye(5, device=x.device), x(5, 3), upper=False
+    ),
     "masked fill": lambda x: x(7, 5).masked_fill(x.truths(7, 5), float("-inf")),
     "nonzero": lambda x: x.truths(7, 5).nonzero(),
     "masked select": lambda x: x(7, 5).masked_select(x.truths(7, 5)),

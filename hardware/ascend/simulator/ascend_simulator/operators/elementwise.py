@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ascend_simulator.rules import Int, Int32, Rules, Scalar, Tensor, rule
+from ascend_simulator.rules import Bool, Double, Int, Int32, Rules, Scalar, Tensor, rule
 
 Function = Callable[..., torch.Tensor]
 ROUNDING = {0: None, 1: "trunc", 2: "floor"}
@@ -276,3 +276,8 @@ def where(condition: Tensor, self: Tensor, other: Tensor, out: Tensor) -> None:
 @rule("aclnnEqual", source="ops-math/math/tensor_equal/docs/aclnnEqual.md")
 def all_equal(self: Tensor, other: Tensor, out: Tensor) -> None:
     out.copy_(torch.tensor(torch.equal(self, other)).reshape(out.shape))
+
+
+@rule("aclnnIsClose", source="ops-math/math/is_close/docs/aclnnIsClose.md")
+def is_close(self: Tensor, other: Tensor, rtol: Double, atol: Double, is_nan_equal: Bool, out: Tensor) -> None:
+    out.copy_(torch.isclose(self, other, rtol, atol, is_nan_equal))

@@ -89,6 +89,16 @@ def scatter_nd_update(self: Tensor, indices: Tensor, updates: Tensor) -> None:
     self[tuple(indices.long().unbind(-1))] = updates.to(self.dtype)
 
 
+@rule("aclnnInplaceIndexFill", source="ops-nn/index/index_fill_d/docs/aclnnIndexFill&aclnnInplaceIndexFill.md")
+def index_fill_in_place(self: Tensor, dim: Int, index: Tensor, value: Scalar) -> None:
+    self.index_fill_(dim, index.long(), value)
+
+
+@rule("aclnnIndexFill", source="ops-nn/index/index_fill_d/docs/aclnnIndexFill&aclnnInplaceIndexFill.md")
+def index_fill(self: Tensor, dim: Int, index: Tensor, value: Scalar, out: Tensor) -> None:
+    out.copy_(torch.index_fill(self, dim, index.long(), value))
+
+
 @rule("aclnnInplaceMaskedFillScalar", source="ops-math/conversion/masked_fill/docs/aclnnInplaceMaskedFillScalar.md")
 def masked_fill(self: Tensor, mask: Tensor, value: Scalar) -> None:
     self.masked_fill_(mask.bool(), value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ascend_simulator.rules import Int8, Scalar, Tensor, rule
+from ascend_simulator.rules import Bool, Int8, Scalar, Tensor, rule
 
 MATMUL = "ops-nn/matmul/mat_mul_v3/docs/"
 BATCHED = "ops-nn/matmul/batch_mat_mul_v3/docs/"
@@ -64,3 +64,20 @@ def baddbmm(
     """A `beta` of zero ignores `self`, whatever it holds."""
     product = alpha * _product(left, right)
     out.copy_(product if beta == 0 else beta * self.float() + product)
+
+
+@rule("aclnnTriangularSolve", source="ops-math/math/triangular_solve/docs/aclnnTriangularSolve.md")
+def triangular_solve(
+    self: Tensor,
+    matrix: Tensor,
+    is_upper: Bool,
+    is_transposed: Bool,
+    has_unit_diagonal: Bool,
+    out: Tensor,
+    matrix_out: Tensor,
+) -> None:
+    """x of matrix @ x = self, of which one triangle is read; a copy of the matrix is a result too."""
+    triangle = matrix.transpose(-1, -2) if is_transposed else matrix
+    upper = is_upper != is_transposed
+    out.copy_(torch.linalg.solve_triangular(triangle, self, upper=upper, unitriangular=has_unit_diagonal))
+    matrix_out.copy_(matrix)
