@@ -1,0 +1,1 @@
+"""trunnion on Ascend NPUs: torch_npu's fused operators, NPUGraph, HCCL."""
