@@ -1,0 +1,1 @@
+"""What the first-day scripts of all devices share."""
