@@ -1,24 +1,25 @@
-"""The Ascend package's entry: NPU graphs, events of streams; the rest on the reference."""
+"""The Ascend package's entry: NPU graphs, events of streams, torch_npu's fused attention; else the reference."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
-from trunnion.interfaces.hardware import Fence
+from trunnion.interfaces.hardware import EnvironmentProblem, Fence
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion_ascend import environment
 from trunnion_ascend.fences import EventFence
 from trunnion_ascend.kv_events import StreamKVEvents
-from trunnion_ascend.runner import NpuGraphRunner
+from trunnion_ascend.soc import Soc, soc_of
 
 SEGMENT_BYTES = 2 * (2 + 20) * 2**20
 """What torch_npu's allocator takes at a time, for small tensors and for large ones, in the graphs' pool and outside."""
@@ -37,25 +38,38 @@ class AscendHardware(ReferenceHardware):
 
     def __init__(self, mode: Mode = Mode.FULL) -> None:
         self.mode = mode
-        self._device = torch.device("npu", 0)
+        self._index = 0
         self._fences: dict[int, EventFence] = {}
 
     def limited_to(self, mode: Mode) -> AscendHardware:
         return AscendHardware(mode)
 
+    def check_environment(self) -> Sequence[EnvironmentProblem]:
+        return environment.problems()
+
+    def environment_facts(self) -> Mapping[str, str]:
+        return environment.facts()
+
+    @property
+    def soc(self) -> Soc:
+        """What the device is; ValueError if it is of a family that this package does not know."""
+        return soc_of(torch.npu.get_device_name(self._index))
+
     def initialize(self, device_index: int) -> torch.device:
         """Select the device.
 
         Raises:
-            ValueError: there is no such device; the text says which there are.
+            ValueError: there is no such device, or it is of an unknown family; the text says which there are.
         """
-        count = torch.npu.device_count() if torch.npu.is_available() else 0
+        count = environment.num_devices()
         if not 0 <= device_index < count:
-            choices = f"0 ... {count - 1}" if count else "none, torch_npu finds no NPU"
+            choices = f"0 ... {count - 1}" if count else f"none, {environment.why_no_device()}"
             raise ValueError(f"device_index {device_index} does not exist on 'ascend'; choices: {choices}")
-        self._device = torch.device("npu", device_index)
-        torch.npu.set_device(self._device)
-        return self._device
+        soc_of(torch.npu.get_device_name(device_index))
+        self._index = device_index
+        device = torch.device("npu", device_index)
+        torch.npu.set_device(device)
+        return device
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
         """The reference's groups, fit for graphs."""
@@ -64,8 +78,11 @@ class AscendHardware(ReferenceHardware):
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         if self.mode is Mode.EAGER:
             return super().create_runner(model, groups, limits, breaks)
-        full_graphs = self.mode is Mode.FULL
-        return NpuGraphRunner(model, groups, limits, breaks, self._device, full_graphs=full_graphs)
+        # Imports torch_npu, which cannot be imported without CANN.
+        from trunnion_ascend.runner import NpuGraphRunner
+
+        full_graphs, device = self.mode is Mode.FULL, torch.device("npu", self._index)
+        return NpuGraphRunner(model, groups, limits, breaks, device, full_graphs=full_graphs)
 
     def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
         """As the reference, and: graphs share one pool, in which a step takes no more than it takes outside."""

@@ -1,0 +1,64 @@
+"""What the chips differ in, as data: chosen once, by the name that the device gives itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soc:
+    """One family of chips."""
+
+    family: str
+    """As Huawei's documents call the products."""
+    names: str
+    """Matches what `torch.npu.get_device_name` says, in full."""
+    has_bfloat16: bool
+    has_fused_attention: bool
+    """Whether `npu_fused_infer_attention_score_v2` is for these products."""
+    needs_fractal: bool
+    """Whether weights and caches must lie in the fractal layout (NZ) for the operators that read them."""
+    max_streams: int
+    """Streams of a device, which graphs take their share of."""
+
+
+SOCS = (
+    Soc(
+        family="Atlas A2",
+        names=r"Ascend910B[1-4](C|-1)?",
+        has_bfloat16=True,
+        has_fused_attention=True,
+        needs_fractal=False,
+        max_streams=2048,
+    ),
+    Soc(
+        family="Atlas A3",
+        names=r"Ascend910_93\d\d",
+        has_bfloat16=True,
+        has_fused_attention=True,
+        needs_fractal=False,
+        max_streams=2048,
+    ),
+    Soc(
+        family="Atlas 300I (310P)",
+        names=r"Ascend310P\d",
+        has_bfloat16=False,
+        has_fused_attention=False,
+        needs_fractal=True,
+        max_streams=2048,
+    ),
+)
+
+
+def soc_of(device_name: str) -> Soc:
+    """The family of a device.
+
+    Raises:
+        ValueError: it is of none that this package knows; the text says which there are.
+    """
+    for soc in SOCS:
+        if re.fullmatch(soc.names, device_name):
+            return soc
+    choices = ", ".join(f"{soc.family} ({soc.names})" for soc in SOCS)
+    raise ValueError(f"device {device_name!r} is of no family that 'ascend' knows; choices: {choices}")
