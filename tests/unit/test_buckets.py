@@ -46,6 +46,16 @@ def test_every_step_within_the_limits_finds_a_bucket(seqs: int, query_len: int) 
         assert buckets.select(BatchCounts(num_tokens=tokens, num_reqs=count, num_logits=1)).mode is Mode.PIECEWISE
 
 
+def test_fewer_sizes_cover_the_same_limits() -> None:
+    limits = _limits(100, 8192)
+    fine, coarse = Buckets(limits), Buckets(limits, doublings=1)
+    assert len(coarse.tokens) < len(fine.tokens) / 1.5
+    assert len(coarse.logits) < len(fine.logits)
+    assert len(coarse.all_full()) < len(fine.all_full())
+    assert coarse.tokens[-1] == coarse.logits[-1] == 8192
+    assert max(bucket.num_reqs for bucket, _ in coarse.all_full()) == 100
+
+
 @pytest.mark.parametrize("fact", ["has_kv_events", "num_prefixes"])
 def test_what_a_graph_cannot_do_gets_no_full_one(fact: str) -> None:
     """Uniform decodes whose layers wait for the host, or whose requests share blocks."""

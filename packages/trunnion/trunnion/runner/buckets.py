@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from trunnion.contract import BatchCounts, Limits
 from trunnion.interfaces.runner import Bucket, Mode
 
+DOUBLINGS = 4
+"""Sizes of a ladder between one double step and the next."""
 
-def ladder(limit: int, *, fine: int = 8, doublings: int = 4) -> tuple[int, ...]:
+
+def ladder(limit: int, *, fine: int = 8, doublings: int = DOUBLINGS) -> tuple[int, ...]:
     """Sizes from 1 to `limit`: 1, 2, 4, then steps that double every `doublings` sizes; `limit` is always the last.
 
     >>> ladder(12), ladder(100)
@@ -34,15 +37,18 @@ class Buckets:
         limits: the largest step.
         decode_query_lens: tokens per request of the uniform steps that get full graphs; None: 1, and what the limits
             allow for the verification of drafts. Empty: no full graphs.
+        doublings: as `ladder` takes it, for a device that cannot hold graphs of as many sizes as it has otherwise.
     """
 
-    def __init__(self, limits: Limits, decode_query_lens: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, limits: Limits, decode_query_lens: Sequence[int] | None = None, *, doublings: int = DOUBLINGS
+    ) -> None:
         self.limits = limits
-        self.tokens = ladder(limits.max_num_tokens)
-        self.logits = ladder(limits.max_logits_rows)
+        self.tokens = ladder(limits.max_num_tokens, doublings=doublings)
+        self.logits = ladder(limits.max_logits_rows, doublings=doublings)
         lengths = (1, limits.max_decode_query_len) if decode_query_lens is None else decode_query_lens
         self.decodes = {
-            length: ladder(min(limits.max_num_seqs, limits.max_num_tokens // length))
+            length: ladder(min(limits.max_num_seqs, limits.max_num_tokens // length), doublings=doublings)
             for length in lengths
             if length <= limits.max_num_tokens
         }
