@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.collectives import Collectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.model import Model
@@ -18,8 +21,12 @@ from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
 from trunnion_ascend import environment
 from trunnion_ascend.fences import EventFence
+from trunnion_ascend.graph_budget import GraphBudget
 from trunnion_ascend.kv_events import StreamKVEvents
 from trunnion_ascend.soc import Soc, soc_of
+
+if TYPE_CHECKING:
+    from trunnion_ascend.runner import NpuGraphRunner
 
 SEGMENT_BYTES = 2 * (2 + 20) * 2**20
 """What torch_npu's allocator takes at a time, for small tensors and for large ones, in the graphs' pool and outside."""
@@ -40,6 +47,8 @@ class AscendHardware(ReferenceHardware):
         self.mode = mode
         self._index = 0
         self._fences: dict[int, EventFence] = {}
+        self._num_domains = 0
+        self._runners: weakref.WeakSet[NpuGraphRunner] = weakref.WeakSet()
 
     def limited_to(self, mode: Mode) -> AscendHardware:
         return AscendHardware(mode)
@@ -75,6 +84,10 @@ class AscendHardware(ReferenceHardware):
         """The reference's groups, fit for graphs."""
         return captured_group(spec), super().group_class(spec)[1]
 
+    def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
+        self._num_domains = int(size > 1)
+        return super().collectives(rank, size, init_method)
+
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         if self.mode is Mode.EAGER:
             return super().create_runner(model, groups, limits, breaks)
@@ -82,7 +95,16 @@ class AscendHardware(ReferenceHardware):
         from trunnion_ascend.runner import NpuGraphRunner
 
         full_graphs, device = self.mode is Mode.FULL, torch.device("npu", self._index)
-        return NpuGraphRunner(model, groups, limits, breaks, device, full_graphs=full_graphs)
+        runner = NpuGraphRunner(
+            model, groups, limits, breaks, device, full_graphs=full_graphs, budget=self.graph_budget()
+        )
+        self._runners.add(runner)
+        return runner
+
+    def graph_budget(self) -> GraphBudget:
+        """The device's streams, less what the runners of this process take."""
+        taken = sum(runner.streams for runner in self._runners)
+        return GraphBudget(streams=self.soc.max_streams, taken=taken, num_domains=self._num_domains)
 
     def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
         """As the reference, and: graphs share one pool, in which a step takes no more than it takes outside."""

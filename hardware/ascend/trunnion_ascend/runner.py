@@ -11,9 +11,9 @@ from trunnion.interfaces.attention import Group, StepInputs
 from trunnion.interfaces.break_points import BreakKind, BreakPoints
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Bucket, Runner, StepSource
-from trunnion.runner.buckets import Buckets
 from trunnion.runner.captured_steps import CapturedSteps, CaptureRules
 from trunnion_ascend.capture import NpuCapture
+from trunnion_ascend.graph_budget import GraphBudget
 from trunnion_ascend.task_updates import CallsAtOnce, TaskUser
 
 RULES = CaptureRules(piecewise_breaks={BreakKind.GROUP}, full_breaks=(), runs_before=True)
@@ -34,22 +34,36 @@ class NpuGraphRunner(Runner):
         device: torch.device,
         *,
         full_graphs: bool,
+        budget: GraphBudget,
     ) -> None:
         super().__init__(model, groups, limits)
         reasons = [type(group).why_not_captured(group.spec) for group in self.groups]
         self._why_not_full = next((reason for reason in reasons if reason is not None), None)
-        self.buckets = Buckets(limits, None if full_graphs and self._why_not_full is None else ())
+        self._budget = budget
+        self._num_layers = sum(group.num_layers for group in self.groups)
+        lengths = None if full_graphs and self._why_not_full is None else ()
+        self.buckets = budget.choose(limits, lengths, self._num_layers)
         self._breaks = breaks
         self._device = device
         self.steps: CapturedSteps | None = None
         """The graphs, from `warm_up` to `close`."""
+
+    @property
+    def streams(self) -> int:
+        """Of the device, that its graphs take."""
+        return self._budget.needed(self.buckets, self._num_layers)
 
     def select(self, counts: BatchCounts) -> Bucket:
         return self.buckets.select(counts)
 
     @torch.inference_mode()
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
-        """Run every bucket once and capture it, the largest first."""
+        """Run every bucket once and capture it, the largest first.
+
+        Raises:
+            UnsupportedError: the device has too few streams for all of them.
+        """
+        self._budget.check(self.buckets, self._num_layers)
         # Graphs of an earlier warm-up go, and with them their pool.
         self.close()
         before = torch.npu.mem_get_info(self._device)[0]
@@ -59,6 +73,7 @@ class NpuGraphRunner(Runner):
                 group.tasks = capture.tasks
         self.steps = CapturedSteps(self, self.buckets, self._breaks, inputs, capture, RULES)
         self.steps.capture_all(report)
+        report.captured.append(f"all of it: {self.streams} of {self._budget.for_graphs} streams for graphs")
         if self._why_not_full is not None:
             report.eager["groups of uniform decodes"] = f"no full graphs: {self._why_not_full}"
         torch.npu.synchronize(self._device)

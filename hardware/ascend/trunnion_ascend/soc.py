@@ -20,7 +20,7 @@ class Soc:
     needs_fractal: bool
     """Whether weights and caches must lie in the fractal layout (NZ) for the operators that read them."""
     max_streams: int
-    """Streams of a device, which graphs take their share of."""
+    """Of a device, which graphs take their share of (hicann/runtime, docs/zh/api_ref/06_stream_management.md)."""
 
 
 SOCS = (
@@ -30,7 +30,7 @@ SOCS = (
         has_bfloat16=True,
         has_fused_attention=True,
         needs_fractal=False,
-        max_streams=2048,
+        max_streams=1984,
     ),
     Soc(
         family="Atlas A3",
@@ -38,7 +38,7 @@ SOCS = (
         has_bfloat16=True,
         has_fused_attention=True,
         needs_fractal=False,
-        max_streams=2048,
+        max_streams=1984,
     ),
     Soc(
         family="Atlas 300I (310P)",
@@ -46,7 +46,7 @@ SOCS = (
         has_bfloat16=False,
         has_fused_attention=False,
         needs_fractal=True,
-        max_streams=2048,
+        max_streams=1024,
     ),
 )
 

@@ -1,0 +1,98 @@
+"""Streams that graphs take: counted before the first capture, met by fewer sizes, or refused with the choices."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.conformance.tiny_llama import write_tiny_llama
+
+from trunnion.config import ExecutorConfig
+from trunnion.contract import Limits
+from trunnion.errors import UnsupportedError
+from trunnion.runner.buckets import Buckets
+from trunnion.runner.model_executor import ModelExecutor
+from trunnion_ascend.capture import NpuCapture, NpuSegment
+from trunnion_ascend.graph_budget import RESERVED, GraphBudget
+from trunnion_ascend.hardware import AscendHardware
+
+A2 = GraphBudget(streams=1984)
+
+
+def _limits(tokens: int) -> Limits:
+    return Limits(max_num_tokens=tokens, max_num_seqs=256, max_model_len=4096, max_logits_rows=256)
+
+
+def test_one_device_holds_the_graphs_of_a_large_model() -> None:
+    """80 layers, steps of up to 8192 tokens; with tensor parallelism fewer sizes, and fewer layers."""
+    for budget, num_layers in ((A2, 64), (A2, 80), (GraphBudget(streams=1984, num_domains=1), 32)):
+        buckets = budget.choose(_limits(8192), None, num_layers)
+        budget.check(buckets, num_layers)
+        assert 0.5 < budget.needed(buckets, num_layers) / budget.for_graphs <= 1
+
+
+def test_sizes_are_as_fine_as_the_streams_allow() -> None:
+    limits = _limits(8192)
+    assert A2.choose(limits, None, 32).tokens == Buckets(limits).tokens
+    assert len(GraphBudget(streams=800).choose(limits, None, 32).tokens) < len(Buckets(limits).tokens)
+    assert len(GraphBudget(streams=1984, taken=1184).choose(limits, None, 32).tokens) < len(Buckets(limits).tokens)
+
+
+@pytest.mark.parametrize("num_domains", [0, 1])
+def test_what_does_not_fit_is_refused_with_what_would(num_domains: int) -> None:
+    budget = GraphBudget(streams=1500, num_domains=num_domains)
+    num_layers = 100 if num_domains == 0 else 40
+    with pytest.raises(UnsupportedError) as error:
+        budget.check(budget.choose(_limits(8192), None, num_layers), num_layers)
+    text = str(error.value)
+    assert f"{num_layers} attention layers each, take " in text
+    assert f"the device has {budget.for_graphs} for them" in text
+    fits = re.search(r"max_num_tokens of at most (\d+)", text)
+    assert fits is not None
+    budget.check(budget.choose(_limits(int(fits[1])), None, num_layers), num_layers)
+
+
+def test_without_room_for_any_size_no_size_is_named() -> None:
+    budget = GraphBudget(streams=RESERVED + 50)
+    with pytest.raises(UnsupportedError, match=r"has 50 for them; choices: fewer max_num_seqs \(now 256\)"):
+        budget.check(budget.choose(_limits(8192), None, 100), 100)
+
+
+class Crowded(AscendHardware):
+    """A device with few streams."""
+
+    def graph_budget(self) -> GraphBudget:
+        return GraphBudget(streams=RESERVED + 5)
+
+
+def _executor(hardware: AscendHardware, folder: Path) -> ModelExecutor:
+    limits = Limits(max_num_tokens=24, max_num_seqs=4, max_model_len=64, max_logits_rows=8, block_size=16)
+    config = ExecutorConfig(model=write_tiny_llama(folder), hardware="ascend", limits=limits, dtype="bfloat16")
+    executor = ModelExecutor.create(config, hardware)
+    executor.allocate_kv_cache([16])
+    return executor
+
+
+def test_an_executor_that_does_not_fit_captures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captures: list[NpuCapture] = []
+    monkeypatch.setattr(NpuCapture, "begin", lambda self: captures.append(self))
+    with pytest.raises(UnsupportedError, match=r"take \d+ streams, and the device has 5 for them"):
+        _executor(Crowded(), tmp_path).warm_up()
+    assert captures == []
+
+
+def test_graphs_are_as_many_as_were_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments: list[NpuSegment] = []
+    end = NpuCapture.end
+
+    def counted(self: NpuCapture) -> NpuSegment:
+        segments.append(end(self))
+        return segments[-1]
+
+    monkeypatch.setattr(NpuCapture, "end", counted)
+    hardware = AscendHardware()
+    executor = _executor(hardware, tmp_path)
+    report = executor.warm_up()
+    assert f"all of it: {len(segments)} of 1800 streams for graphs" in report.captured
+    assert hardware.graph_budget().taken == len(segments)
