@@ -1,10 +1,11 @@
 """Task updates: calls inside a graph whose host arguments each replay takes anew, as attention takes its lengths.
 
-A captured call keeps the host arguments that it was captured with. A call that is captured as a task group can be issued
-again, on another stream, with other ones: the task then takes the place of the captured one. Who may run first is
-settled on the device (hicann/runtime, docs/zh/dev_guide/04-03_task_update.md): before the task stand a wait for an
-external event and its reset, and the update stream records the event once the update is done. A replay that is enqueued
-before its updates runs up to the first call that is not yet up to date.
+A captured call keeps the host arguments that it was captured with. A call that is captured as a task group can be
+issued again, on another stream, with other ones: what it issues then takes the place of what was captured. The order of
+the two is settled on the device (hicann/runtime, docs/zh/dev_guide/04-03_task_update.md, and vllm-ascend's
+`update_attn_params`): before the task stand a wait for an external event and its reset, and the update stream records
+the event once the update is done. A replay that is enqueued before its updates runs up to the first call that is not
+up to date yet.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CallsAtOnce:
 
 @runtime_checkable
 class TaskUser(Protocol):
-    """A group whose calls in a full graph are updated. It starts with `CallsAtOnce`; a runner that captures lends its own."""
+    """A group whose calls in full graphs are updated. It starts with `CallsAtOnce`; a runner lends it its own."""
 
     tasks: Tasks
 
@@ -102,10 +103,11 @@ class TaskUpdates:
         self._captured.append(CapturedTask(handle, event, call, tuple(map(self._borrow, tensors))))
 
     def replay(self, graph: torch.npu.NPUGraph, tasks: Sequence[CapturedTask]) -> None:
-        """Enqueue a replay on the current stream, and the updates of its tasks on the other; the host waits for neither.
+        """Enqueue a replay on the current stream, and the updates of its tasks on the other; the host waits for none.
 
-        No update overtakes what was enqueued before: an earlier replay may still wait for the same events. If a call
-        fails, the replay goes on with the arguments that its tasks have, and the error with the step.
+        No update overtakes what was enqueued before: an earlier replay may still wait for the same events, and the
+        tasks are its own until it is done. If a call fails, nothing hangs: the replay runs with the arguments that its
+        tasks have, and the step fails with the error.
         """
         self._before.record(torch.npu.current_stream())
         self._before.wait(self.stream)
