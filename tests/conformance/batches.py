@@ -9,6 +9,7 @@ import torch
 
 from trunnion.contract import BatchCounts, BatchTensors, CacheKind, GroupTensors, LayerCaches
 from trunnion.interfaces.attention import Group, GroupSpec, StepInputs
+from trunnion.interfaces.hardware import Hardware
 
 JUNK = -987_654_321
 
@@ -138,13 +139,19 @@ class GroupRig:
                 tensor.copy_(theirs[name])
 
 
+def block_size_for(hardware: Hardware, wanted: int = 4) -> int:
+    """`wanted` tokens, rounded up to what the package's blocks can hold."""
+    return -(-wanted // hardware.block_size_multiple) * hardware.block_size_multiple
+
+
 def build_step(spec: GroupSpec, shape: Shape, block_size: int, num_blocks: int, seed: int) -> StepInputs:
     """The step as the host would build it; on the host."""
     rng = random.Random(seed)
     free = list(range(1, num_blocks))
     rng.shuffle(free)
     tables, starts, slots = [], [], []
-    shared = _shared_blocks(spec, shape, free)
+    levels = _levels(shape, block_size)
+    shared = _shared_blocks(spec, levels, free) or [[] for _ in shape.requests]
     for request, leading in zip(shape.requests, shared, strict=True):
         start = 0
         if spec.window is not None:
@@ -202,18 +209,28 @@ def build_step(spec: GroupSpec, shape: Shape, block_size: int, num_blocks: int, 
         groups=(group,),
     )
     if shape.levels:
-        tensors.prefix_indptr = _int32(_running_sum([count for count, _ in shape.levels]))
-        tensors.prefix_lens = _int32([blocks * block_size for _, blocks in shape.levels])
+        tensors.prefix_indptr = _int32(_running_sum([count for count, _ in levels]))
+        tensors.prefix_lens = _int32([blocks * block_size for _, blocks in levels])
     return StepInputs(counts, tensors, tensors)
 
 
-def _shared_blocks(spec: GroupSpec, shape: Shape, free: list[int]) -> list[list[int]]:
+def _levels(shape: Shape, block_size: int) -> list[tuple[int, int]]:
+    """Ranges of neighbours and the leading blocks that they share, no more than all of them have cached."""
+    found, first = [], 0
+    for count, num_blocks in shape.levels:
+        cached = min(request.context for request in shape.requests[first : first + count]) // block_size
+        found.append((count, min(num_blocks, cached)))
+        first += count
+    return found
+
+
+def _shared_blocks(spec: GroupSpec, levels: list[tuple[int, int]], free: list[int]) -> list[list[int]]:
     """Per request: the leading blocks that it shares with its range, of a group that sees everything."""
     leading = []
-    for count, num_blocks in shape.levels:
+    for count, num_blocks in levels:
         blocks = [free.pop() for _ in range(num_blocks)] if spec.kind in (CacheKind.FULL, CacheKind.MLA) else []
         leading += [blocks] * count
-    return leading or [[] for _ in shape.requests]
+    return leading
 
 
 def to_device(step: StepInputs, device: torch.device) -> StepInputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from trunnion.config import ExecutorConfig
 from trunnion.contract import BatchCounts, BatchTensors, ForwardBatch, ForwardOutput, GroupTensors, Limits
 from trunnion.errors import BatchRefused
 from trunnion.interfaces.hardware import Hardware
+from trunnion.reference import ReferenceHardware
 from trunnion.runner.model_executor import ModelExecutor
 
+from .batches import block_size_for
 from .tiny_llama import write_tiny_llama
 
 LIMITS = Limits(max_num_tokens=16, max_num_seqs=4, max_model_len=32, max_logits_rows=4, block_size=4)
@@ -27,10 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def executor(hardware: Hardware, folder: Path) -> ModelExecutor:
     """Created, nothing bound."""
-    return ModelExecutor.create(ExecutorConfig(model=folder, hardware=hardware.name, limits=LIMITS))
+    limits = dataclasses.replace(LIMITS, block_size=block_size_for(hardware, LIMITS.block_size))
+    return ModelExecutor.create(ExecutorConfig(model=folder, hardware=hardware.name, limits=limits))
 
 
-def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None) -> ForwardBatch:
+def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None, block_size: int = 4) -> ForwardBatch:
     """One request per length, each in blocks of its own, logits of each last token."""
     contexts = contexts or (0,) * len(lengths)
     bounds, slots, positions, table = [0], [], [], []
@@ -39,7 +43,7 @@ def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None) -> ForwardB
         blocks = [1 + index * 8 + offset for offset in range(8)]
         table.append(blocks)
         for position in range(context, context + length):
-            slots.append(blocks[position // 4] * 4 + position % 4)
+            slots.append(blocks[position // block_size] * block_size + position % block_size)
             positions.append(position)
     seq_lens = [context + length for length, context in zip(lengths, contexts, strict=True)]
 
@@ -53,14 +57,14 @@ def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None) -> ForwardB
         max_query_len=max(lengths, default=0),
         max_seq_len=max(seq_lens, default=0),
     )
-    used = [blocks[: -(-length // 4)] for blocks, length in zip(table, seq_lens, strict=True)]
+    used = [blocks[: -(-length // block_size)] for blocks, length in zip(table, seq_lens, strict=True)]
     group = GroupTensors(
         slot_mapping=int32(slots),
         block_table=int32(table).view(len(lengths), -1) if lengths else torch.zeros(0, 8, dtype=torch.int32),
         kv_start=int32([0] * len(lengths)),
         kv_indptr=int32([sum(map(len, used[:index])) for index in range(len(used) + 1)]),
         kv_indices=int32([block for blocks in used for block in blocks]),
-        kv_last_page_len=int32([(length - 1) % 4 + 1 for length in seq_lens]),
+        kv_last_page_len=int32([(length - 1) % block_size + 1 for length in seq_lens]),
     )
     tensors = BatchTensors(
         input_ids=int32([(7 * position + 3) % 131 for position in positions]),
@@ -73,6 +77,11 @@ def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None) -> ForwardB
     return ForwardBatch(counts, tensors)
 
 
+def batch_for(executor: ModelExecutor, *lengths: int, contexts: tuple[int, ...] | None = None) -> ForwardBatch:
+    """`batch_of` in blocks of the executor's size."""
+    return batch_of(*lengths, contexts=contexts, block_size=executor.config.limits.block_size)
+
+
 def run(executor: ModelExecutor, batch: ForwardBatch, buffer_set: int = 0) -> ForwardOutput:
     """One step, waited for: only then may the set be filled again, or its output be read."""
     output = executor.execute(batch, buffer_set)
@@ -83,7 +92,7 @@ def run(executor: ModelExecutor, batch: ForwardBatch, buffer_set: int = 0) -> Fo
 def test_the_order_of_calls_is_enforced(executor: ModelExecutor) -> None:
     """Nothing runs before caches are bound; caches are bound once, and only with the right shapes."""
     with pytest.raises(BatchRefused, match="bind_kv_cache"):
-        executor.execute(batch_of(3))
+        executor.execute(batch_for(executor, 3))
     with pytest.raises(ValueError, match="warm_up"):
         executor.warm_up()
     with pytest.raises(ValueError, match="block 0 is reserved"):
@@ -120,11 +129,11 @@ def test_a_prompt_in_pieces_gives_the_same_logits(executor: ModelExecutor) -> No
     """Whole, in two chunks, and token by token."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    whole = run(executor, batch_of(9)).logits.clone()
-    run(executor, batch_of(5))
-    chunked = run(executor, batch_of(4, contexts=(5,))).logits.clone()
+    whole = run(executor, batch_for(executor, 9)).logits.clone()
+    run(executor, batch_for(executor, 5))
+    chunked = run(executor, batch_for(executor, 4, contexts=(5,))).logits.clone()
     for position in range(9):
-        stepwise = run(executor, batch_of(1, contexts=(position,))).logits.clone()
+        stepwise = run(executor, batch_for(executor, 1, contexts=(position,))).logits.clone()
     torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)
 
@@ -149,15 +158,15 @@ def test_an_empty_step_is_valid(executor: ModelExecutor) -> None:
     """T = 0: no logits, nothing written, and the next step is right."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    assert run(executor, batch_of()).logits.shape == (0, executor.vocab_size)
-    assert torch.isfinite(run(executor, batch_of(3)).logits).all()
+    assert run(executor, batch_for(executor)).logits.shape == (0, executor.vocab_size)
+    assert torch.isfinite(run(executor, batch_for(executor, 3)).logits).all()
 
 
 def test_what_python_refuses_leaves_the_next_step_right(executor: ModelExecutor) -> None:
     """Shapes, dtypes, layouts and counts are named; nothing of a refused batch is used."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    good = run(executor, batch_of(5, 2)).logits.clone()
+    good = run(executor, batch_for(executor, 5, 2)).logits.clone()
     faults = {
         "input_ids": lambda batch: setattr(batch.tensors, "input_ids", batch.tensors.input_ids.long()),
         "positions": lambda batch: setattr(batch.tensors, "positions", batch.tensors.positions.repeat(2)[::2]),
@@ -168,24 +177,24 @@ def test_what_python_refuses_leaves_the_next_step_right(executor: ModelExecutor)
         "num_reqs": lambda batch: setattr(batch.counts, "num_reqs", -1),
     }
     for field, break_it in faults.items():
-        batch = batch_of(5, 2)
+        batch = batch_for(executor, 5, 2)
         break_it(batch)
         with pytest.raises(BatchRefused, match=field):
             executor.execute(batch)
-        torch.testing.assert_close(run(executor, batch_of(5, 2)).logits, good, rtol=0, atol=0)
+        torch.testing.assert_close(run(executor, batch_for(executor, 5, 2)).logits, good, rtol=0, atol=0)
 
 
 def test_prefix_levels_change_no_result(executor: ModelExecutor) -> None:
     """Two requests that decode behind the same block; refused by name where no group makes use of it."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    run(executor, batch_of(6, 7))
+    run(executor, batch_for(executor, 6, 7))
 
     def decode() -> ForwardBatch:
-        batch = batch_of(1, 1, contexts=(6, 7))
+        batch = batch_for(executor, 1, 1, contexts=(6, 7))
         group = batch.tensors.groups[0]
         group.block_table[1, 0] = group.block_table[0, 0]
-        group.kv_indices[2] = group.kv_indices[0]
+        group.kv_indices[group.kv_indptr[1]] = group.kv_indices[0]
         return batch
 
     def with_levels(*, shared: int) -> ForwardBatch:
@@ -210,11 +219,11 @@ def test_lent_buffers_stay_where_they_are(executor: ModelExecutor) -> None:
     """A step of the same counts uses the same tensors at the boundary, and logits come in the same rows."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    first = run(executor, batch_of(2, 2)).logits
-    second = run(executor, batch_of(2, 2)).logits
+    first = run(executor, batch_for(executor, 2, 2)).logits
+    second = run(executor, batch_for(executor, 2, 2)).logits
     assert first is second
     assert first.data_ptr() == executor.input_buffers()[0].output_rows.data_ptr()
-    other_set = run(executor, batch_of(2, 2), buffer_set=1).logits
+    other_set = run(executor, batch_for(executor, 2, 2), buffer_set=1).logits
     assert other_set.data_ptr() == executor.input_buffers()[1].output_rows.data_ptr() != first.data_ptr()
 
 
@@ -222,7 +231,7 @@ def test_logits_are_float32_without_padding(executor: ModelExecutor) -> None:
     """The vocabulary of 131 is padded inside the model, never outside."""
     executor.allocate_kv_cache([40])
     executor.warm_up()
-    logits = run(executor, batch_of(3)).logits
+    logits = run(executor, batch_for(executor, 3)).logits
     assert logits.dtype == torch.float32
     assert logits.shape == (1, 131)
 
@@ -232,3 +241,17 @@ def test_limits_beyond_the_model_are_refused(hardware: Hardware, folder: Path) -
     limits = Limits(max_num_tokens=16, max_num_seqs=4, max_model_len=65, max_logits_rows=4)
     with pytest.raises(ValueError, match=r"max_model_len 65 .* 64"):
         ModelExecutor.create(ExecutorConfig(model=folder, hardware=hardware.name, limits=limits))
+
+
+class _InBlocksOf32(ReferenceHardware):
+    block_size_multiple = 32
+
+
+def test_blocks_of_another_size_are_refused(folder: Path) -> None:
+    """By name, with the sizes that the package takes."""
+    limits = Limits(max_num_tokens=16, max_num_seqs=4, max_model_len=32, max_logits_rows=4, block_size=16)
+    config = ExecutorConfig(model=folder, hardware="reference", limits=limits)
+    with pytest.raises(ValueError, match="block_size 16 is not for hardware 'reference'; choices: multiples of 32"):
+        ModelExecutor.create(config, _InBlocksOf32())
+    limits = dataclasses.replace(limits, block_size=64)
+    ModelExecutor.create(dataclasses.replace(config, limits=limits), _InBlocksOf32()).close()

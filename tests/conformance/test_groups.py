@@ -11,7 +11,7 @@ from trunnion.interfaces.hardware import Hardware
 from trunnion.layers.rotary_embedding import rotate
 from trunnion.reference import ReferenceHardware
 
-from .batches import SHAPES, GroupRig, Shape, build_step, live_rows, to_device
+from .batches import SHAPES, GroupRig, Shape, block_size_for, build_step, live_rows, to_device
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -106,7 +106,8 @@ def _rigs(hardware: Hardware, spec: GroupSpec) -> tuple[GroupRig, GroupRig]:
     device = hardware.initialize(0)
     tested, _ = hardware.group_class(spec)
     truth, _ = ReferenceHardware().group_class(spec)
-    return GroupRig(tested, spec, device), GroupRig(truth, spec, torch.device("cpu"))
+    block_size = block_size_for(hardware)
+    return GroupRig(tested, spec, device, block_size), GroupRig(truth, spec, torch.device("cpu"), block_size)
 
 
 def _set_scales(rig: GroupRig) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.conformance.batches import block_size_for
 
 from trunnion import registry
 from trunnion.config import ExecutorConfig
@@ -31,6 +32,8 @@ class Bench:
     host: HostDouble
     executor: ModelExecutor
     """The one whose rows are compared."""
+    block_size: int
+    """The card's, or the next one that the package takes."""
 
     def sequence(self, index: int) -> list[int]:
         """The tokens of the card's sequence `index`."""
@@ -57,22 +60,23 @@ def load_bench(
     With an `execution` the package goes no further than that.
     """
     package = registry.hardware(hardware)
+    block_size = block_size_for(package, card.block_size)
     total = sum(card.seq_lens)
     limits = Limits(
         max_num_tokens=total,
         max_num_seqs=SEQUENCES_AT_ONCE,
         max_model_len=card.max_model_len,
         max_logits_rows=total,
-        block_size=card.block_size,
+        block_size=block_size,
         max_encoder_rows=encoder_rows(card, SEQUENCES_AT_ONCE),
     )
     package = package if execution is None else package.limited_to(execution)
-    num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // card.block_size)
+    num_blocks = 1 + SEQUENCES_AT_ONCE * -(-card.max_model_len // block_size)
     # Nobody runs these shapes again: timing kernels for them would take longer than running them.
     options = {"dtype": dtype, "tuning_seconds": 0.0, **parallel}
     if card.draft:
         target, draft = make_pair(reference.folder, hardware, package, limits, **options)
-        return Bench(card, reference, FollowedHost(target, draft, num_blocks, reference.sequences), draft)
+        return Bench(card, reference, FollowedHost(target, draft, num_blocks, reference.sequences), draft, block_size)
     executor = ModelExecutor.create(
         ExecutorConfig(
             model=reference.folder,
@@ -83,7 +87,7 @@ def load_bench(
         ),
         package,
     )
-    return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor)
+    return Bench(card, reference, HostDouble(executor, num_blocks, executor.device), executor, block_size)
 
 
 def encoder_rows(card: Card, num_seqs: int) -> int:

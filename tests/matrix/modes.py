@@ -107,7 +107,7 @@ def prefix(bench: Bench, seen: Comparison) -> None:
 def _prefix_hits(bench: Bench, seen: Comparison) -> None:
     """Hits of every number of whole blocks, full ones included, while the first owner decodes on."""
     host, index = bench.host, _longest(bench)
-    tokens, size = bench.sequence(index), bench.card.block_size
+    tokens, size = bench.sequence(index), bench.block_size
     owner = bench.add(index)
     host.step([Chunk(owner, owner.remaining - 1)])
     whole_blocks = (len(tokens) - 1) // size * size

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conformance.batches import block_size_for
 
 from trunnion import registry
 from trunnion.config import ExecutorConfig
@@ -65,6 +66,7 @@ def pairs(trained: TrainedDraft, hardware: str) -> Iterator[Callable[..., Pair]]
 
     def make(execution: Mode | None = None, limits: Limits = LIMITS, folder: Path = trained.folder) -> Pair:
         package = registry.hardware(hardware)
+        limits = rounded(limits, hardware)
         pair = make_pair(folder, hardware, package if execution is None else package.limited_to(execution), limits)
         made.extend(pair)
         return pair
@@ -72,6 +74,11 @@ def pairs(trained: TrainedDraft, hardware: str) -> Iterator[Callable[..., Pair]]
     yield make
     for executor in reversed(made):
         executor.close()
+
+
+def rounded(limits: Limits, hardware: str) -> Limits:
+    """The same with blocks that the package takes."""
+    return dataclasses.replace(limits, block_size=block_size_for(registry.hardware(hardware), limits.block_size))
 
 
 def prompts_of(*lengths: int, seed: int = 3) -> list[list[int]]:
@@ -191,7 +198,7 @@ def test_a_placeholder_touches_no_slot(pairs: Callable[..., Pair], execution: Mo
         for cache in layer.values():
             for request, count in zip(requests, missing, strict=True):
                 rows = torch.cat([cache[block] for block in request.blocks[paged]])
-                assert len(rows) >= 10 and size == 4
+                assert len(rows) == max(12, size)
                 assert rows[: 10 - count].isfinite().all()
                 assert rows[10 - count :].isnan().all()
 
@@ -230,7 +237,9 @@ def test_what_is_shared_is_the_same_memory(trained: TrainedDraft, pairs: Callabl
 def test_hidden_states_are_in_the_profile(trained: TrainedDraft, pairs: Callable[..., Pair], hardware: str) -> None:
     """One buffer of a target that keeps them, two of a draft; none of a target that does not."""
     target, draft = pairs()
-    plain = ModelExecutor.create(ExecutorConfig(model=trained.folder, hardware=hardware, limits=LIMITS))
+    plain = ModelExecutor.create(
+        ExecutorConfig(model=trained.folder, hardware=hardware, limits=rounded(LIMITS, hardware))
+    )
     rows = LIMITS.max_num_tokens * 64 * 4
     assert target.memory_profile().workspaces - plain.memory_profile().workspaces == rows
     package = registry.hardware(hardware).memory_profile(draft.model, LIMITS)
@@ -280,12 +289,13 @@ def test_a_draft_that_does_not_fit_is_named(
     save_file(load_file(trained.folder / "model.safetensors"), tmp_path / "model.safetensors")
     given: dict[str, Any] = {"role": Role.DRAFT, "hardware": hardware, "model": tmp_path, **settings}
     with pytest.raises(ValueError, match=message) as caught:
-        ModelExecutor.create(ExecutorConfig(**given, limits=dataclasses.replace(LIMITS, **sizes)), share_with=target)
+        limits = dataclasses.replace(rounded(LIMITS, hardware), **sizes)
+        ModelExecutor.create(ExecutorConfig(**given, limits=limits), share_with=target)
     assert "\n" not in str(caught.value)
 
 
 def test_a_draft_needs_a_target_that_keeps_its_hidden_states(trained: TrainedDraft, hardware: str) -> None:
-    config = ExecutorConfig(model=trained.folder, hardware=hardware, limits=LIMITS, role=Role.DRAFT)
+    config = ExecutorConfig(model=trained.folder, hardware=hardware, limits=rounded(LIMITS, hardware), role=Role.DRAFT)
     with pytest.raises(ValueError, match="a draft needs share_with, the executor of its target"):
         ModelExecutor.create(config)
     plain = ModelExecutor.create(dataclasses.replace(config, role=Role.TARGET))
@@ -302,7 +312,7 @@ def test_a_checkpoint_without_a_head_is_named(
     config = json.loads((trained.folder / "config.json").read_text())
     tensors = load_file(trained.folder / "model.safetensors")
     save_file({n: t for n, t in tensors.items() if not n.startswith("mtp.")}, tmp_path / "model.safetensors")
-    draft = ExecutorConfig(model=tmp_path, hardware=hardware, limits=LIMITS, role=Role.DRAFT)
+    draft = ExecutorConfig(model=tmp_path, hardware=hardware, limits=rounded(LIMITS, hardware), role=Role.DRAFT)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsError, match=r"does not fit Qwen3NextMTP: \d+ missing: mtp\.fc\.weight|missing: mtp"):
         ModelExecutor.create(draft, share_with=target)

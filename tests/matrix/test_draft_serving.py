@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conformance.batches import block_size_for
 
+from trunnion import registry
 from trunnion_host.serving import HostConfig, InvalidError, SamplingParams, ServingHost, Stats
 from trunnion_models.llama.card import CARDS
 
@@ -40,14 +42,15 @@ def expected(trained: TrainedDraft, prompts: list[list[int]]) -> list[list[int]]
 
 @pytest.fixture
 def config(trained: TrainedDraft, pytestconfig: pytest.Config) -> HostConfig:
+    hardware = load_hardware(str(pytestconfig.getoption("--hardware")))
     return HostConfig(
         model=str(trained.folder),
-        hardware=load_hardware(str(pytestconfig.getoption("--hardware"))),
+        hardware=hardware,
         dtype="float32",
         max_num_tokens=64,
         max_num_seqs=6,
         max_model_len=128,
-        block_size=4,
+        block_size=block_size_for(registry.hardware(hardware), 4),
         exit_on_fatal=False,
     )
 

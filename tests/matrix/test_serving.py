@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from tests.conformance.batches import block_size_for
 
+from trunnion import registry
 from trunnion.config import DTYPES
 from trunnion_host.serving import HostConfig, Image, SamplingParams, ServingHost, Stats
 from trunnion_models.card import ROUNDED_TOLERANCE, Card
@@ -93,7 +95,7 @@ def _open(case: Case, reference: Reference, **options: object) -> ServingHost:
             dtype=case.dtype,
             kv_cache_dtype=card.kv_cache_dtype,
             max_model_len=card.max_model_len,
-            block_size=card.block_size,
+            block_size=block_size_for(registry.hardware(case.hardware), card.block_size),
             **settings,  # type: ignore[arg-type]
         )
     )
@@ -179,7 +181,7 @@ def test_served_logprobs_equal_the_reference(served_case: Case, tmp_path_factory
     assert bool(stats.prefix_hit_tokens) == stats.prefix_caching
     assert stats.prefix_caching or "recurrent" in stats.prefix_caching_off_reason
     longest = max(map(len, prompts)) + NUM_TOKENS
-    kv_blocks = 2 + -(-longest // card.block_size)
+    kv_blocks = 2 + -(-longest // block_size_for(registry.hardware(case.hardware), card.block_size))
     with _open(case, reference, max_num_tokens=128, kv_blocks=kv_blocks, prefix_caching=False) as host:
         _serve(host, card, prompts, vocab_size, served, seed=21)
         stats = host.stats()

@@ -47,6 +47,8 @@ class Hardware(ABC):
     """torch's device type."""
     execution_modes: tuple[Mode, ...] = ()
     """What `limited_to` takes. Empty where there is one way to execute a step."""
+    block_size_multiple: int = 1
+    """Cache blocks hold a multiple of so many tokens; another `Limits.block_size` is refused."""
 
     def limited_to(self, mode: Mode) -> Hardware:
         """This package with runners that go no further than `mode`, so that tests can compare its ways of execution.

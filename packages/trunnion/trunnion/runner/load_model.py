@@ -52,6 +52,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         hardware = target.hardware
     hardware = registry.hardware(config.hardware) if hardware is None else hardware
     _check_environment(hardware)
+    _check_block_size(config.limits.block_size, hardware)
     checkpoint = open_checkpoint(config.model)
     if target is None:
         model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
@@ -114,6 +115,14 @@ def _check_environment(hardware: Hardware) -> None:
     if problems:
         first = problems[0]
         raise UnsupportedError(f"{first.what}: found {first.found}, {hardware.name} needs {first.needed}")
+
+
+def _check_block_size(block_size: int, hardware: Hardware) -> None:
+    if block_size % hardware.block_size_multiple:
+        raise ValueError(
+            f"block_size {block_size} is not for hardware {hardware.name!r}; "
+            f"choices: multiples of {hardware.block_size_multiple}"
+        )
 
 
 def _check_reach(max_model_len: int, longest: int) -> None:
