@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import distribution
@@ -40,6 +41,14 @@ def build(dist: Distribution, target: Path) -> Path:
             shutil.move(wheel, target)
     (built,) = target.glob(f"{dist.name.replace('-', '_')}-*.whl")
     return built
+
+
+def build_source(dist: Distribution, target: Path) -> Path:
+    """Write the source distribution of `dist` to `target`, by its own build backend."""
+    backend = tomllib.loads(dist.pyproject.read_text())["build-system"]["build-backend"]
+    code = f"import {backend} as backend; print(backend.build_sdist({str(target)!r}))"
+    done = subprocess.run((sys.executable, "-c", code), cwd=dist.folder, check=True, capture_output=True, text=True)
+    return target / done.stdout.split()[-1]
 
 
 def installed_closure(names: Iterable[str]) -> dict[str, str]:
@@ -110,6 +119,10 @@ def main(hardware: str, arguments: Sequence[str] = ()) -> int:
     wanted = [dist for dist in distributions(ROOT) if dist.hardware in (None, hardware)]
     for dist in wanted:
         print(f"built {os.path.relpath(build(dist, target), ROOT)}", flush=True)
+    for dist in wanted:
+        if dist.name in read_table(ROOT)["source"].get(hardware, ()):
+            source = build_source(dist, target)
+            print(f"wrote {os.path.relpath(source, ROOT)}; it was not built here for another machine", flush=True)
     versions = installed_closure(dist.name for dist in wanted)
     rows = [f"{name}=={version}\n" for name, version in sorted(versions.items())]
     (target / "constraints.txt").write_text("# What these wheels were tested with.\n" + "".join(rows))

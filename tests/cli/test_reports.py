@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,22 @@ def test_broken_hardware_package_is_fatal_and_named(cli: Cli, tmp_path: Path, mo
     outcome = cli("env")
     assert outcome.code == 1
     assert "FATAL: hardware broken: found RuntimeError: driver too old" in outcome.out
+
+
+def test_a_backend_of_torch_that_cannot_load_stops_nothing(tmp_path: Path) -> None:
+    """What another accelerator adds to torch, installed where its libraries are not."""
+    (tmp_path / "broken.py").write_text("def load(): raise OSError('libdriver.so is not here')\n")
+    metadata = tmp_path / "broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nbroken = broken:load\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    variables = {**os.environ, "PYTHONPATH": path}
+    run = partial(subprocess.run, capture_output=True, text=True, check=False, env=variables)
+    assert "libdriver.so is not here" in run([sys.executable, "-c", "import torch"]).stderr
+    result = run([sys.executable, "-m", "trunnion", "env"])
+    assert result.returncode == 0, result.stderr
+    assert "cpu" in result.stdout
 
 
 def test_what_a_package_says_of_the_machine_is_printed(

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
+import tomllib
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,24 @@ def test_no_wheel_carries_tests_or_sources(dist: Path) -> None:
         names = ZipFile(wheel).namelist()
         stray = [name for name in names if re.search(r"(^|/)(tests?|bench|simulator)/|\.(cc|cpp|pyc)$", name)]
         assert not stray, f"{wheel.name}: {stray[:5]}"
+
+
+def test_sources_are_whole(dist: Path, tmp_path: Path) -> None:
+    """What is meant for other machines can be built from what it carries."""
+    sources = list(dist.glob("*.tar.gz"))
+    wanted = tomllib.loads((ROOT / "ci" / "versions.toml").read_text())["source"].get(dist.name, [])
+    assert {path.name.split("-")[0].replace("_", "-") for path in sources} == set(wanted)
+    for source in sources:
+        with tarfile.open(source) as archive:
+            archive.extractall(tmp_path, filter="data")
+        (folder,) = tmp_path.iterdir()
+        configured = subprocess.run(
+            ("cmake", "-S", str(folder), "-B", str(tmp_path / "build"), "-DTRUNNION_HOST_PYTHON=OFF"),
+            capture_output=True,
+            text=True,
+        )
+        assert configured.returncode == 0, configured.stderr
+        shutil.rmtree(folder)
 
 
 def test_pip_check(installed: Path, tmp_path: Path) -> None:

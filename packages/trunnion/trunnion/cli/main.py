@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 def main() -> NoReturn:
     """The script `trunnion`."""
+    # A hardware package imports what it adds to torch; another's that cannot load here must not stop `import torch`.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     sys.exit(run(sys.argv[1:], open_host=_open_serving_host))
 
 
