@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -133,3 +136,24 @@ def test_memory_that_was_given_back_is_no_device_memory() -> None:
     torch.npu.empty_cache()
     with pytest.raises(RuntimeError, match="not device memory"):
         graph.replay()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_host_function_stands_between_what_was_asked_before_and_after(late: bool) -> None:
+    """It may look at the device's memory itself, while its stream stands still."""
+    x, seen = torch.ones(2, device=DEVICE), []
+    launch = ctypes.CDLL("libascendcl.so").aclrtLaunchHostFunc
+    launch.argtypes = (ctypes.c_void_p,) * 3
+
+    def look(_: int) -> None:
+        seen.append(x.clone())
+        x.add_(10)
+
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(look)
+    with SIMULATION.late() if late else nullcontext():
+        x.mul_(3)
+        assert launch(torch.npu.current_stream().npu_stream, function, None) == 0
+        x.mul_(2)
+        assert len(seen) == (0 if late else 1)
+        assert x.tolist() == [26, 26]
+    assert seen[0].tolist() == [3, 3]

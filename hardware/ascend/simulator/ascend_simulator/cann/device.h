@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <set>
@@ -120,6 +121,9 @@ class Device {
     void hold_all(bool wanted);
     void hold(Stream* stream, bool wanted);
 
+    // What the function asks of the device is done before it goes on.
+    void in_host_function(const std::function<void()>& function);
+
     // Captures that are under way.
     std::vector<Model*> captures;
     void refuse_in_capture(const std::string& what) const;
@@ -138,6 +142,7 @@ class Device {
     int events_made_ = 0;
     bool is_late_ = false;
     bool is_running_ = false;
+    bool in_host_function_ = false;
     std::unique_ptr<Fault> failed_;
 };
 
