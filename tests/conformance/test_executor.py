@@ -111,7 +111,7 @@ def test_the_order_of_calls_is_enforced(executor: ModelExecutor) -> None:
     ]
     name = next(iter(caches[0][1]))
     for wrong, text in (
-        (caches[0][1][name].double(), "dtype"),
+        (caches[0][1][name].half(), "dtype"),
         (caches[0][1][name][:, :1], "shape"),
         (caches[0][1][name].transpose(1, 2).contiguous().transpose(1, 2), "contiguous"),
     ):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ascend_simulator.libraries import load
@@ -43,11 +41,13 @@ def install(*, soc_name: str = DEFAULT_SOC) -> Simulation:
         return _simulations[0]
     # Calls are made by the thread that asks for them, or they would come when Python is elsewhere.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
-    with _without_autoload():
-        # Both import torch, which would import torch_npu before there is anything for it to find.
-        from ascend_simulator.device import Simulation
-        from ascend_simulator.operators import all_rules
-        from ascend_simulator.rules import PROLOGUE
+    # What follows imports torch, which would import torch_npu before there is anything for it to find; processes that
+    # this one starts find nothing either.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    from ascend_simulator.device import Simulation
+    from ascend_simulator.operators import all_rules
+    from ascend_simulator.rules import PROLOGUE
+
     rules = all_rules()
     library = load(PROLOGUE + "".join(found.entry_points() for found in rules.values()))
     library.sim_set_soc_name(soc_name.encode())
@@ -55,17 +55,3 @@ def install(*, soc_name: str = DEFAULT_SOC) -> Simulation:
     import torch_npu  # noqa: F401
 
     return _simulations[0]
-
-
-@contextmanager
-def _without_autoload() -> Iterator[None]:
-    name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
