@@ -7,7 +7,7 @@ refuses is refused when the workspace is asked for, as CANN does, with the sente
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ class Call:
     wants_lse: bool
     out: torch.Tensor
     lse: torch.Tensor
+    sinks: torch.Tensor | None = None
 
     @property
     def query_layout(self) -> str:
@@ -182,6 +183,8 @@ def attend(call: Call) -> None:
         if hidden is not None:
             scores = scores.masked_fill(hidden, float("-inf"))
         lse = torch.logsumexp(scores, -1)
+        if call.sinks is not None:
+            lse = torch.logaddexp(lse, call.sinks.float()[:, None])
         weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num(0.0)
         out.copy_(torch.einsum("nst,ntd->nsd", weights, value.float().repeat_interleave(group, 0)))
         lse_rows.append(lse)
@@ -397,6 +400,113 @@ def workspace(call: Call) -> int:
 
 @rule("aclnnFusedInferAttentionScoreV3", source=SOURCE, reads=read_arguments, check=workspace)
 def fused_infer_attention_score(call: Call) -> None:
+    attend(call)
+
+
+def read_arguments_with_sinks(
+    query: Tensor,
+    key: Tensors,
+    value: Tensors,
+    pse_shift: Tensor | None,
+    atten_mask: Tensor | None,
+    actual_seq_lengths: Ints | None,
+    actual_seq_lengths_kv: Ints | None,
+    dequant_scale1: Tensor | None,
+    quant_scale1: Tensor | None,
+    dequant_scale2: Tensor | None,
+    quant_scale2: Tensor | None,
+    quant_offset2: Tensor | None,
+    antiquant_scale: Tensor | None,
+    antiquant_offset: Tensor | None,
+    block_table: Tensor | None,
+    query_padding_size: Tensor | None,
+    kv_padding_size: Tensor | None,
+    key_antiquant_scale: Tensor | None,
+    key_antiquant_offset: Tensor | None,
+    value_antiquant_scale: Tensor | None,
+    value_antiquant_offset: Tensor | None,
+    key_shared_prefix: Tensor | None,
+    value_shared_prefix: Tensor | None,
+    actual_shared_prefix_len: Ints | None,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    key_rope_antiquant_scale: Tensor | None,
+    dequant_scale_query: Tensor | None,
+    learnable_sink: Tensor | None,
+    num_heads: Int,
+    scale: Double,
+    pre_tokens: Int,
+    next_tokens: Int,
+    input_layout: Text,
+    num_key_value_heads: Int,
+    sparse_mode: Int,
+    inner_precise: Int,
+    block_size: Int,
+    antiquant_mode: Int,
+    softmax_lse_flag: Bool,
+    key_antiquant_mode: Int,
+    value_antiquant_mode: Int,
+    query_quant_mode: Int,
+    attention_out: Tensor,
+    softmax_lse: Tensor,
+) -> Call:
+    _refuse(dequant_scale_query=dequant_scale_query)
+    call = read_arguments(
+        query,
+        key,
+        value,
+        pse_shift,
+        atten_mask,
+        actual_seq_lengths,
+        actual_seq_lengths_kv,
+        dequant_scale1,
+        quant_scale1,
+        dequant_scale2,
+        quant_scale2,
+        quant_offset2,
+        antiquant_scale,
+        antiquant_offset,
+        block_table,
+        query_padding_size,
+        kv_padding_size,
+        key_antiquant_scale,
+        key_antiquant_offset,
+        value_antiquant_scale,
+        value_antiquant_offset,
+        key_shared_prefix,
+        value_shared_prefix,
+        actual_shared_prefix_len,
+        query_rope,
+        key_rope,
+        key_rope_antiquant_scale,
+        num_heads,
+        scale,
+        pre_tokens,
+        next_tokens,
+        input_layout,
+        num_key_value_heads,
+        sparse_mode,
+        inner_precise,
+        block_size,
+        antiquant_mode,
+        softmax_lse_flag,
+        key_antiquant_mode,
+        value_antiquant_mode,
+        attention_out,
+        softmax_lse,
+    )
+    return replace(call, sinks=learnable_sink)
+
+
+@rule(
+    "aclnnFusedInferAttentionScoreV4",
+    source="Ascend/op-plugin op_plugin/ops/opapi/FusedInferAttentionScoreV2KernelNpuOpApi.cpp and "
+    "docs/zh/custom_APIs/torch_npu/torch_npu-npu_fused_infer_attention_score_v2.md",
+    reads=read_arguments_with_sinks,
+    check=workspace,
+)
+def fused_infer_attention_score_with_sinks(call: Call) -> None:
+    """What torch_npu's second form of the operator becomes."""
     attend(call)
 
 
