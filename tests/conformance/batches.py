@@ -135,8 +135,20 @@ class GroupRig:
     def fill_like(self, other: GroupRig) -> None:
         """The same cache contents as `other`, NaN included."""
         for own, theirs in zip(self.caches, other.caches, strict=True):
+            rows = same_tensors(theirs, own)
             for name, tensor in own.items():
-                tensor.copy_(theirs[name])
+                tensor.copy_(rows[name])
+
+
+def same_tensors(layer: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The cache tensors of a layer, cut as `other` has them.
+
+    Groups may keep the parts of a row in tensors of their own, which follow each other as the parts do.
+    """
+    if layer.keys() == other.keys():
+        return layer
+    rows = torch.cat([tensor.cpu() for tensor in layer.values()], dim=-1)
+    return dict(zip(other, rows.split([tensor.shape[-1] for tensor in other.values()], dim=-1), strict=True))
 
 
 def block_size_for(hardware: Hardware, wanted: int = 4) -> int:
