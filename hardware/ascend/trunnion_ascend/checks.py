@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from trunnion.contract import LayerCaches
-from trunnion.interfaces.attention import AttentionSpec
-from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, MAX_BLOCK_SIZE, OPERATOR
+from trunnion.interfaces.attention import AttentionSpec, MLASpec
+from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, LATENT_BLOCK_SIZES, MAX_BLOCK_SIZE, OPERATOR
 
 
 def check_caches(spec: AttentionSpec, caches: LayerCaches) -> None:
@@ -34,6 +34,22 @@ def check_block_size(size: int) -> None:
         raise ValueError(f"block_size {size} is not for {OPERATOR}; choices: {choices}")
 
 
+def check_latent_caches(spec: MLASpec, caches: LayerCaches) -> None:
+    """ValueError: a cache does not have the group's features and dtype, or blocks of a size that is not taken."""
+    widths = {"latent_cache": spec.kv_lora_rank, "rope_cache": spec.rope_head_dim}
+    for index, layer in enumerate(caches):
+        for name, width in widths.items():
+            cache = layer[name]
+            if cache.dim() != 3 or cache.shape[2] != width or cache.dtype != spec.dtype or not cache.is_contiguous():
+                raise ValueError(
+                    f"layer {index}: {name} is {_shape(cache)} {cache.dtype} with strides {cache.stride()}, expected "
+                    f"[num_blocks, block_size, {width}] {spec.dtype}, contiguous"
+                )
+            if cache.shape[1] not in LATENT_BLOCK_SIZES:
+                choices = " or ".join(map(str, LATENT_BLOCK_SIZES))
+                raise ValueError(f"block_size {cache.shape[1]} is not for latents in {OPERATOR}; choices: {choices}")
+
+
 def check_rows(
     spec: AttentionSpec,
     q: torch.Tensor,
@@ -54,6 +70,16 @@ def check_rows(
         raise ValueError(f"{'no sinks' if sinks is None else 'sinks'} for {spec}")
     if sinks is not None and (sinks.shape != heads[:1] or sinks.dtype != torch.float32 or not sinks.is_contiguous()):
         raise ValueError(f"sinks {_shape(sinks)} {sinks.dtype} are not {spec.num_qo_heads} contiguous float32")
+
+
+def check_latent_rows(spec: MLASpec, *, q_latent: torch.Tensor, q_rope: torch.Tensor, out: torch.Tensor) -> None:
+    """ValueError: arguments of `run` that are not the group's."""
+    expected = {"q_latent": spec.kv_lora_rank, "q_rope": spec.rope_head_dim, "out": spec.kv_lora_rank}
+    for (name, width), rows in zip(expected.items(), (q_latent, q_rope, out), strict=True):
+        if tuple(rows.shape) != (q_latent.shape[0], spec.num_qo_heads, width) or rows.dtype != spec.dtype:
+            raise ValueError(f"{name} {_shape(rows)} {rows.dtype} does not have the heads of {spec}")
+    if not out.is_contiguous():
+        raise ValueError(f"out has strides {out.stride()}, expected contiguous rows")
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

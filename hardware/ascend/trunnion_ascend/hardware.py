@@ -20,6 +20,7 @@ from trunnion.interfaces.runner import Mode, Runner
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
 from trunnion_ascend import environment
+from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, why_not_fused, why_not_fused_mla
 from trunnion_ascend.fences import EventFence
 from trunnion_ascend.graph_budget import GraphBudget
 from trunnion_ascend.kv_events import StreamKVEvents
@@ -42,6 +43,7 @@ class AscendHardware(ReferenceHardware):
     name = "ascend"
     device_type = "npu"
     execution_modes = (Mode.EAGER, Mode.PIECEWISE, Mode.FULL)
+    block_size_multiple = BLOCK_SIZE_MULTIPLE
 
     def __init__(self, mode: Mode = Mode.FULL) -> None:
         self.mode = mode
@@ -81,8 +83,14 @@ class AscendHardware(ReferenceHardware):
         return device
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
-        """The reference's groups, fit for graphs."""
-        return captured_group(spec), super().group_class(spec)[1]
+        """The fused operator's; what it cannot run on the reference's, fit for graphs, with the reason."""
+        if isinstance(spec, AttentionSpec):
+            reason = why_not_fused(spec, self.soc)
+        elif isinstance(spec, MLASpec):
+            reason = why_not_fused_mla(spec, self.soc)
+        else:
+            reason = super().group_class(spec)[1]
+        return (_fused_group(spec), None) if reason is None else (captured_group(spec), reason)
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         self._num_domains = int(size > 1)
@@ -118,6 +126,14 @@ class AscendHardware(ReferenceHardware):
     def kv_events(self, slots: KVEventSlots) -> KVEvents:
         """Operations of the stream: the host enqueues a step and goes on."""
         return StreamKVEvents(slots)
+
+
+def _fused_group(spec: GroupSpec) -> type[Group]:
+    # Imports torch_npu, as the runner does.
+    from trunnion_ascend.attention import FusedAttentionGroup
+    from trunnion_ascend.mla import FusedMLAGroup
+
+    return FusedMLAGroup if isinstance(spec, MLASpec) else FusedAttentionGroup
 
 
 def captured_group(spec: GroupSpec) -> type[Group]:
