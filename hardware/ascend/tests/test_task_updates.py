@@ -89,7 +89,7 @@ def test_between_captures_calls_are_made_at_once(captured: Captured) -> None:
     assert captured.scaling.run(captured.x).tolist() == [9.0] * 4
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["at once", "update stream held"])
+@pytest.mark.parametrize("held", [False, True], ids=["at-once", "update-stream-held"])
 def test_a_replay_takes_what_the_host_says_now(captured: Captured, held: bool) -> None:
     stream = captured.capture.tasks.stream if held else torch.npu.Stream()
     for factors in ((2.0, 3.0, 4.0), (1.0, 1.0, 1.0), (100.0, 5.0, 0.5)):
