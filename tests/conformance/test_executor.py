@@ -37,10 +37,11 @@ def executor(hardware: Hardware, folder: Path) -> ModelExecutor:
 def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None, block_size: int = 4) -> ForwardBatch:
     """One request per length, each in blocks of its own, logits of each last token."""
     contexts = contexts or (0,) * len(lengths)
+    width = LIMITS.max_model_len // block_size
     bounds, slots, positions, table = [0], [], [], []
     for index, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
         bounds.append(bounds[-1] + length)
-        blocks = [1 + index * 8 + offset for offset in range(8)]
+        blocks = [1 + index * width + offset for offset in range(width)]
         table.append(blocks)
         for position in range(context, context + length):
             slots.append(blocks[position // block_size] * block_size + position % block_size)
@@ -60,7 +61,7 @@ def batch_of(*lengths: int, contexts: tuple[int, ...] | None = None, block_size:
     used = [blocks[: -(-length // block_size)] for blocks, length in zip(table, seq_lens, strict=True)]
     group = GroupTensors(
         slot_mapping=int32(slots),
-        block_table=int32(table).view(len(lengths), -1) if lengths else torch.zeros(0, 8, dtype=torch.int32),
+        block_table=int32(table).view(len(lengths), -1) if lengths else torch.zeros(0, width, dtype=torch.int32),
         kv_start=int32([0] * len(lengths)),
         kv_indptr=int32([sum(map(len, used[:index])) for index in range(len(used) + 1)]),
         kv_indices=int32([block for blocks in used for block in blocks]),
