@@ -108,7 +108,7 @@ def test_attention_of_dense_layouts(layout: str, masked: bool) -> None:
 @pytest.mark.parametrize("cache", ["BnBsH", "BnNBsD"])
 def test_attention_of_ragged_requests(paged: bool, cache: str) -> None:
     """Prefill and decode in one: lengths of queries are sums, those of keys too unless they lie in pages."""
-    heads, kv_heads, size, block = 4, 2, 16, 16
+    heads, kv_heads, size, block = 4, 2, 64, 16
     rows, lengths = [3, 1, 5], [3, 19, 33]
     query = torch.randn(sum(rows), heads, size, dtype=BF16)
     key, value = ([torch.randn(length, kv_heads, size, dtype=BF16) for length in lengths] for _ in range(2))
@@ -206,13 +206,14 @@ def test_attention_gives_logarithms_of_its_sums() -> None:
     [
         ({"actual_seq_lengths": None}, "needs actual_seq_lengths"),
         ({"actual_seq_lengths": [3, 2]}, r"are sums up to 5 tokens, not \[3, 2\]"),
+        ({"actual_seq_lengths": [3, 4]}, r"are sums up to 5 tokens, not \[3, 4\]"),
         ({"actual_seq_lengths_kv": [9]}, "has 1 lengths for 2 requests"),
         ({"atten_mask": None}, r"sparse_mode 3 needs an atten_mask of \[2048, 2048\], not None"),
         ({"atten_mask": CAUSAL[:64, :64]}, r"not \[64, 64\]"),
         ({"atten_mask": ~CAUSAL}, "must hide what lies above its diagonal"),
         ({"key_rope": torch.zeros(9, 1, 64, dtype=BF16)}, "given both or neither"),
     ],
-    ids=["no lengths", "no sums", "requests", "no mask", "small mask", "wrong mask", "half a rope"],
+    ids=["no lengths", "no sums", "a row too many", "requests", "no mask", "small mask", "wrong mask", "half a rope"],
 )
 def test_what_the_document_of_attention_refuses(change: dict[str, object], message: str) -> None:
     arguments = {
@@ -229,6 +230,88 @@ def test_what_the_document_of_attention_refuses(change: dict[str, object], messa
     query, key = torch.randn(5, 4, 128, dtype=BF16).npu(), torch.randn(9, 1, 128, dtype=BF16).npu()
     with pytest.raises(RuntimeError, match=message):
         torch_npu.npu_fused_infer_attention_score(query, key, key, **moved)
+
+
+PAGED = {
+    "atten_mask": CAUSAL,
+    "sparse_mode": 3,
+    "actual_seq_qlen": [1, 3],
+    "actual_seq_kvlen": [4, 9],
+    "num_query_heads": 4,
+    "num_key_value_heads": 2,
+    "block_size": 16,
+    "block_table": torch.tensor([[1], [2]], dtype=torch.int32),
+    "input_layout": "TND",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "dtype", "message"),
+    [
+        ({}, 80, BF16, "are 64, 128 or 192, not 80, 80 and 80"),
+        ({}, 64, torch.float16, "is for bfloat16, not torch.float16"),
+        ({"sparse_mode": 0}, 64, BF16, "takes sparse_mode 0 without a mask, 3 or 4"),
+        ({"actual_seq_kvlen": [0, 0]}, 64, BF16, "no request has a key"),
+        ({"learnable_sink": torch.zeros(4)}, 64, BF16, "not torch.float32"),
+        ({"learnable_sink": torch.zeros(2, dtype=BF16)}, 64, BF16, r"not torch.bfloat16 \[2\]"),
+    ],
+    ids=["head size", "dtype", "mask", "no key", "sinks in float32", "sinks of other heads"],
+)
+def test_what_the_tiling_of_ragged_attention_refuses(
+    change: dict[str, object], size: int, dtype: torch.dtype, message: str
+) -> None:
+    arguments = {**PAGED, **change}
+    moved = {name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+    query, cache = torch.randn(3, 4, size, dtype=dtype).npu(), torch.randn(4, 16, 2 * size, dtype=dtype).npu()
+    with pytest.raises(RuntimeError, match=message):
+        torch_npu.npu_fused_infer_attention_score_v2(query, cache, cache, **moved)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "block", "message"),
+    [
+        (4, 17, 16, "has 17 queries; of latents there are up to 16"),
+        (6, 3, 16, "not 1, 6"),
+        (4, 3, 32, "in blocks of 16 or 128 tokens, not of 32"),
+    ],
+    ids=["queries", "heads", "block size"],
+)
+def test_what_the_tiling_of_latent_attention_refuses(heads: int, rows: int, block: int, message: str) -> None:
+    query, rope = torch.randn(rows, heads, 512, dtype=BF16).npu(), torch.randn(rows, heads, 64, dtype=BF16).npu()
+    cache, rope_cache = (torch.randn(4, block, width, dtype=BF16).npu() for width in (512, 64))
+    with pytest.raises(RuntimeError, match=message):
+        torch_npu.npu_fused_infer_attention_score_v2(
+            query,
+            cache,
+            cache,
+            query_rope=rope,
+            key_rope=rope_cache,
+            atten_mask=CAUSAL.npu(),
+            sparse_mode=3,
+            actual_seq_qlen=[rows],
+            actual_seq_kvlen=[rows],
+            block_table=torch.tensor([[1, 2]], dtype=torch.int32).npu(),
+            block_size=block,
+            num_query_heads=heads,
+            num_key_value_heads=1,
+            input_layout="TND",
+        )
+
+
+def test_sinks_take_their_share_of_attention() -> None:
+    """Against a softmax with one more key, whose value is zero."""
+    query, keys = torch.randn(3, 4, 64, dtype=BF16), torch.randn(4, 16, 2, 64, dtype=BF16)
+    sinks = torch.randn(4, dtype=BF16)
+    given = {name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in PAGED.items()}
+    cache = keys.flatten(2).npu()
+    found, _ = torch_npu.npu_fused_infer_attention_score_v2(
+        query.npu(), cache, cache, learnable_sink=sinks.npu(), softmax_scale=0.25, **given
+    )
+    for row, (block, seen) in enumerate(((1, 4), (2, 8), (2, 9))):
+        own = keys[block, :seen].double().repeat_interleave(2, 1)
+        scores = torch.einsum("hd,shd->hs", query[row].double(), own) * 0.25
+        weights = torch.cat((scores, sinks.double()[:, None]), 1).softmax(-1)[:, :-1]
+        assert_near(found[row], torch.einsum("hs,shd->hd", weights, own))
 
 
 def test_a_cache_takes_rows_by_slots() -> None:

@@ -31,6 +31,8 @@ RAGGED = ("TND", "NTD")
 ALL_MASK, LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL, BAND = 1, 2, 3, 4
 COMPRESSED_MASK = 2048
 MAX_GROUP = 64
+LATENT_SIZE = 512
+MAX_LATENT_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ def check(call: Call) -> None:
         )
     if (call.query_rope is None) != (call.key_rope is None):
         raise ValueError("query_rope and key_rope are given both or neither")
+    if call.sinks is not None and not call.is_ragged:
+        raise ValueError(f"learnable_sink is for ragged layouts, not {call.layout}")
     if call.is_ragged:
         _check_ragged(call)
     elif call.kv_lengths is not None and 1 < len(call.kv_lengths) < call.batch:
@@ -126,12 +130,64 @@ def _check_ragged(call: Call) -> None:
         raise ValueError(f"layout {call.layout} needs actual_seq_lengths and actual_seq_lengths_kv")
     tokens = call.query.shape[0 if call.query_layout == "TND" else 1]
     ends = list(call.query_lengths)
-    if ends != sorted(ends) or (ends and ends[-1] > tokens):
+    if ends != sorted(ends) or not ends or ends[-1] != tokens:
         raise ValueError(f"actual_seq_lengths of layout {call.layout} are sums up to {tokens} tokens, not {ends}")
     if len(call.kv_lengths) != len(ends):
         raise ValueError(f"actual_seq_lengths_kv has {len(call.kv_lengths)} lengths for {len(ends)} requests")
     if call.block_table is None and list(call.kv_lengths) != sorted(call.kv_lengths):
         raise ValueError(f"actual_seq_lengths_kv of layout {call.layout} without pages are sums: {call.kv_lengths}")
+    for name, part in (("query", call.query), ("key", call.key), ("value", call.value), ("out", call.out)):
+        if not part.is_contiguous():
+            raise ValueError(f"{name} of layout {call.layout} has strides {part.stride()}, and must be contiguous")
+    if call.query.shape[-1] == LATENT_SIZE:
+        _check_latent(call)
+    else:
+        _check_head_sizes(call)
+    if call.sinks is not None:
+        _check_sinks(call)
+
+
+def _check_head_sizes(call: Call) -> None:
+    """As CheckInputShapeWhenLayoutIsTND of prompt_flash_attention_tiling.cpp, which ragged calls are sent to."""
+    kv_heads = 1 if call.block_table is None else call.num_kv_heads
+    query, key, value = (part.shape[-1] for part in (call.query, call.key, call.value))
+    if call.block_table is not None and call.key.dim() == 3:
+        key, value = key // kv_heads, value // kv_heads
+    is_same = query == key == value and value in (64, 128)
+    if not is_same and (query, key, value) not in ((192, 192, 128), (192, 192, 192)):
+        raise ValueError(f"sizes of heads in layout {call.layout} are 64, 128 or 192, not {query}, {key} and {value}")
+    if call.query.dtype != torch.bfloat16:
+        raise ValueError(f"layout {call.layout} is for bfloat16, not {call.query.dtype}")
+    if call.block_table is not None:
+        if call.sparse_mode not in (0, RIGHT_DOWN_CAUSAL, BAND) or (call.sparse_mode == 0 and call.mask is not None):
+            raise ValueError(f"layout {call.layout} with pages takes sparse_mode 0 without a mask, 3 or 4")
+        if not any(call.kv_lengths or ()):
+            raise ValueError("no request has a key: there is no block to read")
+
+
+def _check_latent(call: Call) -> None:
+    """As fused_infer_attention_score_tiling_check_feature.cpp, which calls with heads of 512 are sent to."""
+    longest = max(end - first for first, end in call.query_spans())
+    if longest > MAX_LATENT_ROWS:
+        raise ValueError(f"a request has {longest} queries; of latents there are up to {MAX_LATENT_ROWS}")
+    if call.query_rope is None or call.query_rope.shape[-1] != 64 or call.block_table is None:
+        raise ValueError("heads of 512 are latents in pages, with 64 rotated numbers beside them")
+    if call.num_kv_heads != 1 or call.num_heads not in (1, 2, 4, 8, 16, 32, 64, 128):
+        raise ValueError(
+            f"latents have 1 KV head and 1, 2, 4 ... 128 others, not {call.num_kv_heads}, {call.num_heads}"
+        )
+    if call.block_size not in (16, 128):
+        raise ValueError(f"latents lie in blocks of 16 or 128 tokens, not of {call.block_size}")
+
+
+def _check_sinks(call: Call) -> None:
+    assert call.sinks is not None, "called for sinks"
+    size = call.out.shape[-1]
+    if size not in (64, 128) or call.sinks.dtype != torch.bfloat16 or tuple(call.sinks.shape) != (call.num_heads,):
+        raise ValueError(
+            f"learnable_sink is bfloat16 [{call.num_heads}] for heads of 64 or 128, not {call.sinks.dtype} "
+            f"{list(call.sinks.shape)} for heads of {size}"
+        )
 
 
 def _check_paged(call: Call) -> None:
