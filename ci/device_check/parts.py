@@ -42,8 +42,8 @@ def matrix(table: Table, hardware: str, chosen: Sequence[str] | None, only: str 
     if missing := [name for name in ("transformers", "pytest") if find_spec(name) is None]:
         table.add("matrix", "all cards", SKIPPED, f"{' and '.join(missing)} not installed")
         return
-    from matrix.conftest import Case, cards
-    from matrix.hf_reference import build_reference
+    from tests.matrix.conftest import Case, cards
+    from tests.matrix.hf_reference import build_reference
 
     from trunnion.config import DTYPES
     from trunnion.interfaces.runner import Mode
@@ -68,7 +68,7 @@ def matrix(table: Table, hardware: str, chosen: Sequence[str] | None, only: str 
 def decode(hardware: str, shape: Shape, lines: list[str]) -> None:
     """Logits and time of a decode step, against a plain PyTorch loop over the same weights and tokens."""
     import torch
-    from matrix.host_double import Chunk, HostDouble
+    from tests.matrix.host_double import Chunk, HostDouble
 
     from trunnion.config import ExecutorConfig
     from trunnion.contract import Limits
@@ -113,8 +113,8 @@ def decode(hardware: str, shape: Shape, lines: list[str]) -> None:
 
 
 def _run_card(case: Any, reference: Any, lines: list[str]) -> None:
-    from matrix.bench import Comparison, load_bench
-    from matrix.modes import MODES as WAYS
+    from tests.matrix.bench import Comparison, load_bench
+    from tests.matrix.modes import MODES as WAYS
 
     from trunnion.interfaces.runner import Mode
 
