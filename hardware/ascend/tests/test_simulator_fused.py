@@ -434,6 +434,14 @@ def test_quantised_products_are_exact_before_they_are_scaled() -> None:
     assert_near(found, product * scale.double() * expected_scale.double()[:, None], 0.01)
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_quantising_by_scales_that_are_given(axis: int) -> None:
+    x, scales = torch.randn(5, 7) * 3, torch.rand(7 if axis == -1 else 5) * 0.01 + 0.005
+    divisor = scales if axis == -1 else scales[:, None]
+    found = torch_npu.npu_quantize(x.npu(), scales.npu(), None, torch.qint8, axis, True)
+    assert torch.equal(found.cpu(), (x / divisor).round().clamp(-128, 127).to(torch.int8))
+
+
 def test_a_packed_scale_is_the_scale_but_for_its_last_bits() -> None:
     values, weight = torch.randint(-9, 9, (4, 32), dtype=torch.int8), torch.randint(-9, 9, (32, 16), dtype=torch.int8)
     scale = torch.rand(16)
@@ -464,6 +472,15 @@ def test_a_fractal_weight_multiplies_as_it_did(internal: None) -> None:
     x, weight = torch.randn(5, 64, dtype=BF16).npu(), torch.randn(64, 96, dtype=BF16).npu()
     ran = SIMULATION.calls["aclnnMatmulWeightNz"]
     assert torch.equal(x @ torch_npu.npu_format_cast(weight, 29), x @ weight)
+    assert SIMULATION.calls["aclnnMatmulWeightNz"] == ran + 1
+
+
+@pytest.mark.parametrize("sizes", [(96, 64), (33, 20)], ids=str)
+def test_a_fractal_weight_is_transposed_by_its_view(internal: None, sizes: tuple[int, int]) -> None:
+    """As `torch.nn.functional.linear` multiplies."""
+    x, weight = torch.randn(5, sizes[1], dtype=BF16).npu(), torch.randn(sizes, dtype=BF16).npu()
+    ran = SIMULATION.calls["aclnnMatmulWeightNz"]
+    assert torch.equal(functional.linear(x, torch_npu.npu_format_cast(weight, 29)), functional.linear(x, weight))
     assert SIMULATION.calls["aclnnMatmulWeightNz"] == ran + 1
 
 

@@ -53,10 +53,21 @@ class Operand:
     """Flat: the elements from the start of the storage to the last one that the view has."""
 
     def view(self) -> torch.Tensor:
-        """The tensor over the memory itself; a fractal one is laid out in rows, and is a copy."""
+        """The tensor over the memory itself; a fractal one is laid out in rows, and is a copy.
+
+        The transpose of a fractal matrix is a view of it (ops-nn/matmul/mat_mul_v3/docs/aclnnMatmulWeightNz.md).
+        """
         if self.format == FRACTAL_NZ:
+            if self.is_transposed:
+                swapped = (*self.sizes[:-2], self.sizes[-1], self.sizes[-2])
+                return from_fractal(self.storage, self.storage_sizes, swapped).transpose(-1, -2)
             return from_fractal(self.storage, self.storage_sizes, self.sizes)
         return self.storage.as_strided(self.sizes, self.strides, self.offset)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the last dimension lies across the rows of the matrix that it is a view of."""
+        return len(self.sizes) > 1 and self.strides[-2] == 1 and self.strides[-1] == self.sizes[-2] != 1
 
 
 class Reader:

@@ -6,7 +6,7 @@ import struct
 
 import torch
 
-from ascend_simulator.rules import Bool, Int, Int32, Tensor, Text, rule
+from ascend_simulator.rules import Bool, Dtype, Int, Int32, Tensor, Text, rule
 
 MATMUL = "ops-nn/matmul/quant_batch_matmul_v4/docs/aclnnQuantMatmulV5.md"
 DYNAMIC = "ops-nn/quant/dynamic_quant_v2/docs/aclnnDynamicQuantV2.md"
@@ -52,6 +52,21 @@ def dynamic_quant_v2(
     values, scale = dynamically_quantised(x, smooth, out.dtype)
     out.copy_(values)
     scale_out.copy_(scale)
+
+
+@rule("aclnnQuantize", source="ops-nn/quant/quantize/docs/aclnnQuantize.md")
+def quantize_by_division(
+    x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: Dtype, axis: Int32, out: Tensor
+) -> None:
+    """round(x / scales + zero_points), within what the dtype holds; scales are one, or one for each along `axis`."""
+    if x.dtype not in (torch.float32, scales.dtype):
+        raise ValueError(f"scales of {scales.dtype} for {x.dtype}")
+    sizes = [-1 if dim == axis % x.dim() else 1 for dim in range(x.dim())]
+    values = x.float() / scales.float().view(sizes)
+    if zero_points is not None:
+        values = values + zero_points.float().view(sizes)
+    limits = torch.iinfo(dtype)
+    out.copy_(torch.round(values).clamp(limits.min, limits.max))
 
 
 @rule("aclnnAscendQuantV3", source="ops-nn/quant/ascend_quant_v2/docs/aclnnAscendQuantV3.md")
