@@ -17,18 +17,21 @@ from trunnion.interfaces.hardware import EnvironmentProblem, Fence
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
+from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
 from trunnion_ascend import environment
 from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, why_not_fused, why_not_fused_mla
 from trunnion_ascend.fences import EventFence
 from trunnion_ascend.graph_budget import GraphBudget
+from trunnion_ascend.kernels import kernels, why_not
 from trunnion_ascend.kv_events import StreamKVEvents
 from trunnion_ascend.soc import Soc, soc_of
 
 if TYPE_CHECKING:
     from trunnion_ascend.runner import NpuGraphRunner
 
+DISPATCH_KEY = "PrivateUse1"
 SEGMENT_BYTES = 2 * (2 + 20) * 2**20
 """What torch_npu's allocator takes at a time, for small tensors and for large ones, in the graphs' pool and outside."""
 
@@ -67,7 +70,7 @@ class AscendHardware(ReferenceHardware):
         return soc_of(torch.npu.get_device_name(self._index))
 
     def initialize(self, device_index: int) -> torch.device:
-        """Select the device.
+        """Select the device, and register the kernels.
 
         Raises:
             ValueError: there is no such device, or it is of an unknown family; the text says which there are.
@@ -76,10 +79,14 @@ class AscendHardware(ReferenceHardware):
         if not 0 <= device_index < count:
             choices = f"0 ... {count - 1}" if count else f"none, {environment.why_no_device()}"
             raise ValueError(f"device_index {device_index} does not exist on 'ascend'; choices: {choices}")
-        soc_of(torch.npu.get_device_name(device_index))
+        soc = soc_of(torch.npu.get_device_name(device_index))
         self._index = device_index
         device = torch.device("npu", device_index)
         torch.npu.set_device(device)
+        if registry.OPERATORS.owner(DISPATCH_KEY) != self.name:
+            # Another package's key raises: running on its kernels, or on none, would go unnoticed.
+            for name, kernel in kernels(soc).items():
+                registry.register(self.name, DISPATCH_KEY, name, kernel)
         return device
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
@@ -126,6 +133,10 @@ class AscendHardware(ReferenceHardware):
     def kv_events(self, slots: KVEventSlots) -> KVEvents:
         """Operations of the stream: the host enqueues a step and goes on."""
         return StreamKVEvents(slots)
+
+    def on_reference(self) -> Mapping[str, str]:
+        """With the chip's reason where it has no operator."""
+        return {**super().on_reference(), **why_not(self.soc)}
 
 
 def _fused_group(spec: GroupSpec) -> type[Group]:

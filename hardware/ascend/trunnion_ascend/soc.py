@@ -17,6 +17,13 @@ class Soc:
     has_bfloat16: bool
     has_fused_attention: bool
     """Whether `npu_fused_infer_attention_score_v2` is for these products."""
+    has_rotary: bool
+    """Whether `npu_rotary_mul` takes every head size, and pairs of neighbours."""
+    has_expert_operators: bool
+    """Whether the operators of gating, routing and grouped products are for these products."""
+    has_token_scales: bool
+    """Whether products of int8 take a scale per token (`npu_quant_matmul`), and an operator makes them."""
+    has_float8: bool
     needs_fractal: bool
     """Whether weights and caches must lie in the fractal layout (NZ) for the operators that read them."""
     max_streams: int
@@ -29,6 +36,10 @@ SOCS = (
         names=r"Ascend910B[1-4](C|-1)?",
         has_bfloat16=True,
         has_fused_attention=True,
+        has_rotary=True,
+        has_expert_operators=True,
+        has_token_scales=True,
+        has_float8=False,
         needs_fractal=False,
         max_streams=1984,
     ),
@@ -37,6 +48,10 @@ SOCS = (
         names=r"Ascend910_93\d\d",
         has_bfloat16=True,
         has_fused_attention=True,
+        has_rotary=True,
+        has_expert_operators=True,
+        has_token_scales=True,
+        has_float8=False,
         needs_fractal=False,
         max_streams=1984,
     ),
@@ -45,6 +60,10 @@ SOCS = (
         names=r"Ascend310P\d",
         has_bfloat16=False,
         has_fused_attention=False,
+        has_rotary=False,
+        has_expert_operators=False,
+        has_token_scales=False,
+        has_float8=False,
         needs_fractal=True,
         max_streams=1024,
     ),

@@ -1,0 +1,47 @@
+"""Operators that the Ascend package puts over the reference, by name: calls of torch_npu's fused operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trunnion_ascend.soc import Soc
+
+
+def kernels(soc: Soc) -> Mapping[str, Callable[..., Any]]:
+    """Operator of the `trunnion` namespace -> the function of the same signature that runs on devices of `soc`.
+
+    What a function cannot take it declines with a reason (`trunnion.ops.registry.declined`). torch_npu is imported here
+    and not before.
+    """
+    from trunnion_ascend.kernels import (
+        activation,
+        moe,
+        norm,
+        quantised_experts,
+        quantised_linear,
+        rotary_embedding,
+        routing,
+    )
+
+    modules = (activation, moe, norm, quantised_experts, quantised_linear, rotary_embedding, routing)
+    found = {name: function for module in modules for name, function in module.kernels().items()}
+    absent = why_not(soc)
+    return {name: function for name, function in found.items() if name not in absent}
+
+
+def why_not(soc: Soc) -> Mapping[str, str]:
+    """Operators of the `trunnion` namespace for which there is nothing to call on devices of `soc`, with the reason."""
+    absent = {}
+    if not soc.has_rotary:
+        reason = f"npu_rotary_mul turns heads of 128 features by halves on {soc.family}, nothing else"
+        absent |= dict.fromkeys(("rotary_embedding", "mrope_embedding"), reason)
+    if not soc.has_expert_operators:
+        reason = f"torch_npu has no operators of gating and grouped products for {soc.family}"
+        absent |= dict.fromkeys(("topk_softmax", "grouped_topk", "fused_experts", "w8a8_experts"), reason)
+    if not soc.has_token_scales:
+        reason = f"products of int8 take no scale per token on {soc.family}"
+        absent |= dict.fromkeys(("w8a8_linear", "w8a8_experts"), reason)
+    if not soc.has_float8:
+        absent |= dict.fromkeys(("block_fp8_linear", "block_fp8_experts"), f"{soc.family} has no float8")
+    return absent
