@@ -157,3 +157,16 @@ def test_a_host_function_stands_between_what_was_asked_before_and_after(late: bo
         assert len(seen) == (0 if late else 1)
         assert x.tolist() == [26, 26]
     assert seen[0].tolist() == [3, 3]
+
+
+def test_waits_are_counted_and_questions_are_not() -> None:
+    event = torch.npu.Event()
+    with SIMULATION.late():
+        torch.ones(2, device=DEVICE)
+        event.record()
+        before = SIMULATION.count("waits")
+        assert not event.query()
+        assert SIMULATION.count("waits") == before
+        event.synchronize()
+        assert SIMULATION.count("waits") == before + 1
+        assert event.query()

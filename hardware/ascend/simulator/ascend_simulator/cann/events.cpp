@@ -16,16 +16,14 @@ double now_ms() {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The host may not wait for what a capture only notes.
-void refuse_waiting(const Stream& stream) {
-    counters().waits += 1;
+// The host may not wait for what a capture only notes, nor ask how far it is.
+void refuse_captured(const Stream& stream) {
     if (stream.capture != nullptr) {
         throw Fault(ACL_ERROR_RT_STREAM_CAPTURED, "waiting for a stream is not allowed while it is captured");
     }
 }
 
-void refuse_waiting(const Event& event) {
-    counters().waits += 1;
+void refuse_captured(const Event& event) {
     if (capture_of(event) != nullptr) {
         throw Fault(ACL_ERROR_RT_EVENT_CAPTURED, "waiting for an event is not allowed while its stream is captured");
     }
@@ -111,14 +109,15 @@ aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrVa
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
     return guarded("aclrtStreamQuery", [&] {
         const sim::Stream& found = *device().stream(stream);
-        sim::refuse_waiting(found);
+        sim::refuse_captured(found);
         *status = found.queue.empty() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
     });
 }
 aclError aclrtSynchronizeStream(aclrtStream stream) {
     return guarded("aclrtSynchronizeStream", [&] {
         sim::Stream* found = device().stream(stream);
-        sim::refuse_waiting(*found);
+        sim::counters().waits += 1;
+        sim::refuse_captured(*found);
         device().wait_for(found);
     });
 }
@@ -167,14 +166,15 @@ aclError aclrtValueWait(void* address, uint64_t value, uint32_t comparison, aclr
 aclError aclrtSynchronizeEvent(aclrtEvent event) {
     return guarded("aclrtSynchronizeEvent", [&] {
         sim::Event* found = sim::event_of(event);
-        sim::refuse_waiting(*found);
+        sim::counters().waits += 1;
+        sim::refuse_captured(*found);
         device().wait_for(found);
     });
 }
 aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
     return guarded("aclrtQueryEventStatus", [&] {
         const sim::Event& found = *sim::event_of(event);
-        sim::refuse_waiting(found);
+        sim::refuse_captured(found);
         *status = found.reached >= found.asked ? ACL_EVENT_RECORDED_STATUS_COMPLETE
                                                        : ACL_EVENT_RECORDED_STATUS_NOT_READY;
     });
