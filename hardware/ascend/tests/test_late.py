@@ -14,6 +14,7 @@ from tests.matrix.host_double import Chunk, HostDouble, Request
 
 from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
+from trunnion.interfaces.runner import Mode
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_ascend.hardware import AscendHardware
 
@@ -30,9 +31,9 @@ NOT_THERE = -5.0
 class Host(HostDouble):
     """One executor with requests of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mode: Mode = Mode.FULL) -> None:
         config = ExecutorConfig(model=folder, hardware="ascend", limits=LIMITS, dtype="bfloat16")
-        executor = ModelExecutor.create(config, AscendHardware())
+        executor = ModelExecutor.create(config, AscendHardware(mode))
         super().__init__(executor, 100, executor.device)
         self.requests: list[Request] = []
 
@@ -97,6 +98,20 @@ def test_two_steps_back_to_back(host: Host, prompt: Host) -> None:
                 host.executor.wait(fence)
                 assert torch.equal(rows, wanted)
                 rows.fill_(NOT_THERE)
+
+
+@pytest.mark.parametrize("mode", [Mode.EAGER, Mode.PIECEWISE, Mode.FULL], ids=lambda mode: mode.value)
+def test_no_step_waits_for_the_device(folder: Path, mode: Mode) -> None:
+    """Decodes, chunks and both at once, in every way to execute them."""
+    host = Host(folder, mode)
+    host.begin(30, 2, 9)
+    for counts in ((1, 1, 1), (7, 1, 1), (18, 3, 2), (1, 5, 1)):
+        chunks = [Chunk(request, count, (count - 1,)) for request, count in zip(host.requests, counts, strict=True)]
+        waits = SIMULATION.count("waits")
+        with SIMULATION.late():
+            _, fence = host.launch(chunks)
+            assert SIMULATION.count("waits") == waits, f"chunks of {counts} wait"
+            host.executor.wait(fence)
 
 
 def test_two_steps_of_one_shape(host: Host, prompt: Host) -> None:

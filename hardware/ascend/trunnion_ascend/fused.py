@@ -108,7 +108,8 @@ class FusedAttention:
         return torch.index_select(table, 0, index, out=buffer)
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._mask.device)
+        # From memory that is not pinned the host would wait for the copy, and all that was enqueued before it.
+        return torch.from_numpy(values).pin_memory().to(self._mask.device, non_blocking=True)
 
     def attend(
         self,
