@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ascend_simulator.rules import Double, Int32, Ints, Tensor, rule
+from ascend_simulator.rules import Bool, Double, Dtype, Int32, Ints, Scalar, Tensor, rule
 
 RMS = "ops-nn/norm/rms_norm/docs/aclnnRmsNorm.md"
 ADD_RMS = "ops-nn/norm/add_rms_norm/docs/aclnnAddRmsNorm.md"
@@ -100,3 +100,14 @@ def _layer_norm(
     for target, value in ((out, normalised), (mean_out, mean), (reciprocal_out, reciprocal)):
         if target is not None:
             target.copy_(value)
+
+
+@rule("aclnnNorm", source="ops-nn/norm/lp_norm_v2/docs/aclnnNorm.md")
+def norm(self: Tensor, order: Scalar, dims: Ints, keep: Bool, out: Tensor) -> None:
+    """The length of vectors; no dimension: of the whole tensor."""
+    out.copy_(torch.linalg.vector_norm(self.float(), order, dims or None, keep))
+
+
+@rule("aclnnLinalgVectorNorm", source="ops-nn/norm/lp_norm_v2/docs/aclnnLinalgVectorNorm.md")
+def vector_norm(self: Tensor, order: Scalar, dims: Ints, keep: Bool, dtype: Dtype, out: Tensor) -> None:
+    out.copy_(torch.linalg.vector_norm(self.float(), order, dims or None, keep))
