@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,6 +14,14 @@ except LookupError:
     pytest.skip("there is a real device", allow_module_level=True)
 
 DEVICE = torch.device("npu", 0)
+
+
+@pytest.fixture(autouse=True)
+def _own_stream() -> Iterator[None]:
+    """A capture that fails at its end leaves its stream the current one."""
+    current = torch.npu.current_stream()
+    yield
+    torch.npu.set_stream(current)
 
 
 def captured(make: Callable[[], torch.Tensor]) -> tuple[torch.npu.NPUGraph, torch.Tensor]:

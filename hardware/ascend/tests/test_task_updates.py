@@ -109,6 +109,13 @@ def test_an_update_does_not_overtake_the_replay_before(captured: Captured) -> No
     assert kept.tolist() == [[2.0, 3.0, 4.0], [7.0, 8.0, 9.0]]
 
 
+def test_updates_have_a_stream_beside_the_replay(captured: Captured) -> None:
+    """A stream may be lent twice; updates behind the replay that waits for them would be waited for for good."""
+    with torch.npu.stream(captured.capture.tasks.stream):
+        captured.replay(2.0, 3.0, 4.0)
+        assert captured.rows() == [2.0, 3.0, 4.0]
+
+
 def test_the_host_waits_for_nothing(captured: Captured) -> None:
     captured.replay(1.0, 1.0, 1.0)
     before = SIMULATION.count("waits"), SIMULATION.count("device_allocations"), SIMULATION.count("updates")

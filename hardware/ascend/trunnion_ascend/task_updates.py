@@ -109,7 +109,10 @@ class TaskUpdates:
         tasks are its own until it is done. If a call fails, nothing hangs: the replay runs with the arguments that its
         tasks have, and the step fails with the error.
         """
-        self._before.record(torch.npu.current_stream())
+        current = torch.npu.current_stream()
+        while self.stream == current:  # torch_npu has few streams, and lends each to several
+            self.stream = torch.npu.Stream(device=current.device)
+        self._before.record(current)
         self._before.wait(self.stream)
         graph.replay()
         waiting = list(reversed(tasks))
