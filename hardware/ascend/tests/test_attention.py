@@ -32,7 +32,7 @@ def _attention(head_dim: int = 64, **options: object) -> AttentionSpec:
 SPECS: dict[str, AttentionSpec | MLASpec] = {
     "full": _attention(128),
     "window": _attention(window=21),
-    "window of one": _attention(window=1),
+    "window-of-one": _attention(window=1),
     "sinks": _attention(window=9, has_sinks=True),
     "latent": MLASpec(num_qo_heads=2, kv_lora_rank=512, rope_head_dim=64, scale=0.1, dtype=torch.bfloat16),
 }
@@ -91,10 +91,10 @@ class Pair:
 
 
 STEPS = (
-    Shape("longer than a run of latents", (Request(0, 50), Request(20, 17), Request(3, 16), Request(31, 1))),
-    Shape("placeholders behind a long chunk", (Request(30, 1), Request(11, 40, unwritten=18)), num_decodes=1),
-    Shape("windows that have dropped blocks", tuple(Request(length, 1) for length in (70, 16, 37, 21, 20)), 5),
-    Shape("a block to the last token", (Request(15, 1), Request(16, 1), Request(31, 17)), num_decodes=2),
+    Shape("long-prompts", (Request(0, 50), Request(20, 17), Request(3, 16), Request(31, 1))),
+    Shape("long-placeholders", (Request(30, 1), Request(11, 40, unwritten=18)), num_decodes=1),
+    Shape("dropped-blocks", tuple(Request(length, 1) for length in (70, 16, 37, 21, 20)), 5),
+    Shape("full-blocks", (Request(15, 1), Request(16, 1), Request(31, 17)), num_decodes=2),
 )
 
 
@@ -179,3 +179,15 @@ def test_a_replay_verifies_drafts_that_are_short(spec: AttentionSpec | MLASpec) 
     for seed in range(6):
         requests = tuple(Request(rng.randint(1, 50), 3, unwritten=rng.randint(0, 2)) for _ in range(rng.randint(0, 4)))
         rig.replay(Shape("verify", requests, num_decodes=len(requests), decode_query_len=3), seed)
+
+
+@EVERY
+def test_a_replay_takes_no_memory(spec: AttentionSpec | MLASpec) -> None:
+    """Updates bring the workspace of the capture: what they would take themselves is gone when the task runs."""
+    rig = GraphRig(spec, 1)
+    shape = Shape("decode", (Request(17, 1), Request(3, 1)), num_decodes=2)
+    rig.stage(build_step(spec, shape, BLOCK_SIZE, rig.truth.num_blocks, 0))
+    before = torch.npu.memory_stats()["allocation.all.allocated"]
+    with torch.inference_mode():
+        rig.graph.replay()
+    assert torch.npu.memory_stats()["allocation.all.allocated"] == before
