@@ -8,6 +8,7 @@ VERSION = "0.1.0"
 REQUIRES: dict[str, str] = {
     "trunnion": "==0.1.0",
     "torch": "==2.13.0",
+    "numpy": ">=1.26",
     "torch_npu": "==2.13.0",
 }
 """Distribution name -> version specifier that it must meet."""
