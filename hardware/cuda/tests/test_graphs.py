@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
+from hardware.cuda.tests.torch_tiles import TorchDecodes
 from tests.conformance.batches import GroupRig, Request, Shape, build_step, live_rows
 
 from trunnion.contract import BatchTensors, GroupTensors
@@ -16,7 +18,8 @@ from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import CapturedAttentionGroup
 from trunnion_cuda.capture import CudaCapture
 from trunnion_cuda.hardware import CudaHardware
-from trunnion_cuda.kernels import paged_attention
+from trunnion_cuda.kernels import latent_attention, paged_attention
+from trunnion_cuda.kernels.tuning import TUNER, Budget, size_class
 from trunnion_cuda.triton_attention import TritonAttentionGroup
 from trunnion_cuda.triton_mla import TritonMLAGroup
 
@@ -184,6 +187,32 @@ def test_long_keys_are_split_among_programs(monkeypatch: pytest.MonkeyPatch, nam
     for seed, contexts in enumerate(((3, 0, 70, 5), (80, 39), (1,))):
         requests = tuple(Request(context, 1) for context in contexts)
         rig.replay(Shape("decode", requests, num_decodes=len(requests)), seed)
+
+
+@pytest.fixture
+def forgets_choices() -> Iterator[None]:
+    yield
+    TUNER.clear()
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("query_len", [1, 3])
+@pytest.mark.usefixtures("forgets_choices")
+def test_a_tile_kernel_follows_replays(monkeypatch: pytest.MonkeyPatch, query_len: int, is_split: bool) -> None:
+    """A kernel in TileLang's place, which `warm_up` has chosen: lengths, short drafts, padding rows, parts."""
+    tiles = TorchDecodes()
+    monkeypatch.setattr(latent_attention, "tile_decodes", lambda: tiles)
+    monkeypatch.setattr(paged_attention, "SPLIT_KEYS", 16 if is_split else 1024)
+    spec = MLASpec(num_qo_heads=5, kv_lora_rank=64, rope_head_dim=16, scale=0.1, dtype=torch.bfloat16)
+    key = str(spec.dtype), 5, 64, 16, 4 if is_split else 1, size_class(query_len)
+    TUNER.take([(latent_attention.EITHER.name, key, len(latent_attention.SPACE.configs))])
+    with TUNER.tuning(lambda run: 0.0, Budget(max_seconds=0, max_timings=0), lambda: True):
+        rig = GraphRig(spec, query_len)
+    rng, num_runs = random.Random(0), tiles.num_runs
+    for seed, contexts in enumerate(((3, 0, 70, 5), (80, 39), (1,), (), (4, 4, 4))):
+        requests = tuple(Request(context, query_len, rng.randrange(query_len)) for context in contexts)
+        rig.replay(Shape("verify", requests, num_decodes=len(requests), decode_query_len=query_len), seed)
+    assert len(tiles.made) == 1 and tiles.num_runs == num_runs and "latent_decode on Triton" not in tiles.report()
 
 
 def test_what_the_library_refuses_runs_on_own_kernels() -> None:

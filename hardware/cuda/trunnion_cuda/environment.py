@@ -64,7 +64,7 @@ def nvcc_users() -> list[str]:
     if find_spec("flashinfer") and not find_spec(PREBUILT_MODULES):
         users.append("FlashInfer's modules (flashinfer-jit-cache is not installed)")
     if find_spec("tilelang"):
-        users.append("TileLang's kernels (block-scaled FP8 weights)")
+        users.append("TileLang's kernels (block-scaled FP8 weights, decodes on latents)")
     return users
 
 

@@ -16,8 +16,7 @@ from trunnion.runner.captured_steps import CapturedSteps, CaptureRules
 from trunnion_cuda import ahead
 from trunnion_cuda.capture import CudaCapture
 from trunnion_cuda.device_clock import time_call
-from trunnion_cuda.environment import why_no_times
-from trunnion_cuda.kernels.block_fp8_gemm import tile_gemms
+from trunnion_cuda.environment import why_no_kernels, why_no_times
 from trunnion_cuda.kernels.tuning import TUNER
 from trunnion_cuda.step_tuning import TuningLimits, report_stand_ins, tune_steps
 from trunnion_cuda.tuned_choices import choices_file
@@ -68,7 +67,7 @@ class CudaGraphRunner(Runner):
             report_stand_ins(report, TUNER)
         if self._why_not_full is not None:
             report.eager["groups of uniform decodes"] = f"no full graphs: {self._why_not_full}"
-        report.implementations.update(tile_gemms().report())
+        report.implementations.update(_implementations())
         if (cubins := ahead.installed()) is not None:
             report.compiled.update(cubins.report())
         torch.cuda.synchronize(self._device)
@@ -102,3 +101,14 @@ class CudaGraphRunner(Runner):
         )
         # What it took is not the graphs'.
         torch.cuda.empty_cache()
+
+
+def _implementations() -> dict[str, str]:
+    """Of operators that have several."""
+    if why_no_kernels() is not None:
+        return {}
+    # Imports Triton, as `why_no_kernels`.
+    from trunnion_cuda.kernels.block_fp8_gemm import tile_gemms
+    from trunnion_cuda.kernels.mla_decode import tile_decodes
+
+    return {**tile_gemms().report(), **tile_decodes().report()}

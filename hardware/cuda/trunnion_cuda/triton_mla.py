@@ -77,10 +77,11 @@ class TritonMLAGroup(ReferenceMLAGroup):
     def _example(self, part: Part) -> None:
         spec, rows = self.spec, part.rows.stop
         q_latent, q_rope = (
-            torch.zeros(rows, spec.num_qo_heads, size, dtype=spec.dtype, device=self.device)
+            # Heads first, as the layer's einsum leaves them.
+            torch.zeros(spec.num_qo_heads, rows, size, dtype=spec.dtype, device=self.device).transpose(0, 1)
             for size in (spec.kv_lora_rank, spec.rope_head_dim)
         )
-        self._attend(0, part, q_latent, q_rope, torch.empty_like(q_latent))
+        self._attend(0, part, q_latent, q_rope, q_latent.new_empty(q_latent.shape))
 
     def _attend(self, layer: int, part: Part, q_latent: torch.Tensor, q_rope: torch.Tensor, out: torch.Tensor) -> None:
         latent_attention(

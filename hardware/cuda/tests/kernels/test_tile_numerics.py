@@ -21,10 +21,17 @@ SCALE = 0.3
 
 
 class HostLanguage:
-    """TileLang's language with every tile a plain array and every parallel loop a loop."""
+    """TileLang's language with every tile a plain array and every parallel loop a loop.
+
+    Strides are those of packed tensors: what TileLang makes for the C target hands no others over.
+    """
 
     alloc_shared = alloc_fragment = staticmethod(tilelang.language.alloc_local)
     Parallel = staticmethod(tilelang.language.grid)
+
+    @staticmethod
+    def StridedTensor(shape: Any, strides: Any, dtype: str) -> Any:
+        return tilelang.language.Tensor(shape, dtype)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(tilelang.language, name)
@@ -53,6 +60,13 @@ def test_block_scaled_gemm(num_columns: int, depth: int) -> None:
         scaled = x * x_scales.repeat_interleave(128, 1)[:, :depth]
         spread = weight_scales.repeat_interleave(128, 0)[:num_columns].repeat_interleave(128, 1)[:, :depth]
         torch.testing.assert_close(out, scaled @ (weight * spread).T, rtol=1e-4, atol=1e-3)
+
+
+def summed(part: torch.Tensor, part_max: torch.Tensor, part_sum: torch.Tensor) -> torch.Tensor:
+    """As `add_parts`, which has no device here."""
+    shrink = torch.exp(part_max - part_max.amax(0))
+    total = (part_sum * shrink).sum(0)
+    return (part * shrink.unsqueeze(-1)).sum(0) / torch.where(total == 0, 1.0, total).unsqueeze(-1)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -87,9 +101,7 @@ def test_latent_decode(query_len: int, splits: int) -> None:
     part, part_max, part_sum = (nan(splits, num_tokens, HEADS, *last) for last in ((LATENT,), (), ()))
     q_latent, q_rope = (x.contiguous() for x in q.split((LATENT, ROPE), dim=-1))
     kernel(q_latent, q_rope, cache, table, seq_lens, slots, part, part_max, part_sum)
-    shrink = torch.exp(part_max - part_max.amax(0))
-    total = (part_sum * shrink).sum(0)
-    out = (part * shrink.unsqueeze(-1)).sum(0) / torch.where(total == 0, 1.0, total).unsqueeze(-1)
+    out = part[0] if splits == 1 else summed(part, part_max, part_sum)
     spec = AttentionSpec(num_qo_heads=HEADS, num_kv_heads=1, head_dim=24, scale=SCALE, dtype=torch.float32)
     for request, latents in enumerate(keys[:3]):
         own = query_len - int(seq_lens[request]) + len(latents)

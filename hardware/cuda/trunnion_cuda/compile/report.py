@@ -13,7 +13,7 @@ from triton.runtime import driver
 from trunnion_cuda.compile import cubin, tile
 from trunnion_cuda.compile.absent_device import AbsentDevice, compiled
 from trunnion_cuda.compile.cases import Case
-from trunnion_cuda.kernels.launch import SM90A, SM100A, Launch, recorded_launches
+from trunnion_cuda.kernels.launch import SM80, SM90A, SM100A, SM120A, Launch, recorded_launches
 from trunnion_cuda.kernels.tuning import TUNER, Budget
 
 
@@ -45,6 +45,7 @@ _TMEM = (
     "64 and 128 of 255 registers are in use: ptxas caps them in kernels with tensor memory, and is a few values short"
 )
 _WIDENED = "without tensor memory FP8 is widened to float16 before each product; tuning can take tiles of 64 x 64"
+_HEADS = "64 heads' totals take 128 registers of each thread, and the gather's addresses the others"
 SPILLS: Mapping[tuple[str, str, str], Spill] = MappingProxyType(
     {
         ("gated_delta_chunks", "chunks_kernel", SM100A): Spill(
@@ -54,8 +55,12 @@ SPILLS: Mapping[tuple[str, str, str], Spill] = MappingProxyType(
         ("fused_experts_mixed", "grouped_gemm_kernel", SM100A): Spill(stack=8, reason=_TMEM),
         ("block_fp8_gemm_64x128", "block_fp8_gemm", SM100A): Spill(stack=8, reason=_WIDENED),
         ("block_fp8_gemm_128x128", "block_fp8_gemm", SM100A): Spill(stack=72, reason=_WIDENED),
-        ("mla_decode_64x64", "mla_decode", SM100A): Spill(
-            stack=8, reason="64 heads' totals take 128 registers of each thread, and the gather's addresses the others"
+        ("mla_decode_64x64", "mla_decode", SM90A): Spill(stack=24, reason=_HEADS),
+        ("mla_decode_64x64", "mla_decode", SM100A): Spill(stack=16, reason=_HEADS),
+        ("mla_decode_64x64_split", "mla_decode", SM80): Spill(stack=8, reason=_HEADS),
+        ("mla_decode_64x64_split", "mla_decode", SM100A): Spill(stack=8, reason=_HEADS),
+        ("mla_decode_16x64", "mla_decode", SM120A): Spill(
+            stack=8, reason="2 values more than registers, for addresses of 64 keys; tuning can take tiles of 32 keys"
         ),
         ("attention_prefill_special", "attention_kernel", SM100A): Spill(stack=16, reason=_TMEM),
     }

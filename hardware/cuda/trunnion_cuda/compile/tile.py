@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import os
 import subprocess
 import tempfile
@@ -48,15 +49,15 @@ def tile_cases() -> tuple[TileCase, ...]:
                 quick=index == 0,
             )
         )  # fmt: skip
-    for index, config in enumerate(mla_decode.SPACE.configs):
+    for (index, config), splits in itertools.product(enumerate(mla_decode.CONFIGS), (1, 4)):
         heads, keys, *_ = settings = mla_decode.settings(config)
         num_heads, shared = 128 if heads > 16 else 16, mla_decode.shared_bytes(config, 512, 64)
         found.append(
             TileCase(
-                name=f"mla_decode_{heads}x{keys}", make=mla_decode.program,
-                args=(num_heads, 512, 64, 16, 1, 0.1, 4, *settings),
+                name=f"mla_decode_{heads}x{keys}" + ("_split" if splits > 1 else ""), make=mla_decode.program,
+                args=(num_heads, 512, 64, 16, 1, 0.1, splits, *settings),
                 architectures=_with_memory(mla_decode.ARCHITECTURES, shared), shared=shared,
-                mma="wgmma" if heads >= 64 else "mma.sync", quick=index == 0,
+                mma="wgmma" if heads >= 64 else "mma.sync", quick=index == 0 and splits > 1,
             )
         )  # fmt: skip
     return tuple(found)

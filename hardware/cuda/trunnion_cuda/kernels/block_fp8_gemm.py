@@ -12,21 +12,19 @@ releases from a warp that does not wait for its readers.
 # No `from __future__ import annotations`: TileLang reads the annotations of a kernel as values.
 import functools
 import importlib
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from trunnion.ops.quantised import TINY
-from trunnion_cuda import environment
-from trunnion_cuda.ahead.cubins import ARCHITECTURES as ARCHITECTURE_OF
 from trunnion_cuda.kernels.launch import WITH_FP8, ceil_div
-from trunnion_cuda.kernels.tuning import CannotRunError, Config, size_class
+from trunnion_cuda.kernels.tile_kernels import Kernel, TileKernels, why_not_here
+from trunnion_cuda.kernels.tuning import Config
 
 ARCHITECTURES = WITH_FP8
-OPERATOR, TILELANG, TRITON = "block_fp8_linear", "TileLang", "Triton"
-"""What these kernels are an implementation of, and how reports call it and the other one."""
+OPERATOR = "block_fp8_linear"
+"""What these kernels are an implementation of."""
 GROUP = 128
 """Features that share a scale, and rows of a weight that do."""
 CONFIGS = (
@@ -34,8 +32,6 @@ CONFIGS = (
     Config({"M": 64, "N": 128}, num_warps=4, num_stages=3),
     Config({"M": 128, "N": 128}, num_warps=8, num_stages=3),
 )
-LARGEST_DIFFERENCE = 0.01
-"""Of two implementations' products, as a part of their size: each is rounded to bfloat16, by at most 2 ** -8."""
 MIN_TOKENS = 65
 """Below, a tile of 64 rows holds them all: the weights' bandwidth is the limit, which no other tile moves."""
 
@@ -101,43 +97,31 @@ def settings(config: Config) -> tuple[int, int, int, int]:
     return config["M"], config["N"], 32 * config.num_warps, config.num_stages
 
 
-def compiled(num_columns: int, depth: int, config: Config) -> Callable[..., None]:
+def compiled(num_columns: int, depth: int, config: Config) -> Kernel:
     """The kernel `(x, x_scales, weight, weight_scales, out)` for the current device; takes seconds, and needs nvcc."""
     import tilelang
 
     return tilelang.compile(program(num_columns, depth, *settings(config)), target="cuda")
 
 
-def why_not_here() -> str | None:
-    """Why this process has no kernels of this file, or None."""
-    if (reason := environment.why_no_tilelang()) is not None:
-        return reason
-    capability = torch.cuda.get_device_capability()
-    if ARCHITECTURE_OF.get(capability) in ARCHITECTURES:
-        return None
-    return f"compute capability {'.'.join(map(str, capability))}; it is written for {', '.join(ARCHITECTURES)}"
-
-
-class TileGemms:
-    """The compiled kernels of a process, which compiles in `warm_up` only, and what its products ran on.
+class TileGemms(TileKernels):
+    """The kernels of a process.
 
     Args:
         why_not: why there are none here, or None.
         compile: as `compiled`.
     """
 
-    def __init__(self, why_not: str | None, compile: Callable[[int, int, Config], Callable[..., None]]) -> None:
-        self.why_not = why_not
+    def __init__(self, why_not: str | None, compile: Callable[[int, int, Config], Kernel]) -> None:
+        super().__init__(OPERATOR, "products", why_not)
         self._compile = compile
-        self._kernels: dict[tuple[int, int, tuple[int, ...]], Callable[..., None]] = {}
-        self._ran: dict[tuple[int, int, int], str] = {}
 
     def fits(self, config: Config, x: torch.Tensor, num_columns: int, *, may_compile: bool) -> bool:
         """Whether `run` may be asked for x [T, K] times N columns: not for what would compile, unless it may."""
         num_tokens, depth = x.shape
         if self.why_not is not None or num_tokens < max(MIN_TOKENS, config["M"] + 1) or depth % 16 or not x.is_cuda:
             return False
-        return may_compile or (num_columns, depth, settings(config)) in self._kernels
+        return may_compile or (num_columns, depth, settings(config)) in self
 
     def run(
         self,
@@ -153,54 +137,31 @@ class TileGemms:
         """x [T, K], weight [N, K] e4m3, x_scales [T, K / 128], weight_scales [N / 128, K / 128] -> out [T, N] bfloat16.
 
         All contiguous; the numbers of groups are rounded up. A kernel that was just compiled must agree with `other`,
-        which writes the same product to out by other means: its launch may have gone to another stream, or nowhere.
+        which writes the same product to out by other means.
 
         Raises:
-            CannotRunError: TileLang does not compile the kernel, or it computes something else; from then on there are
-                none.
+            CannotRunError: see `TileKernels.kernel`.
         """
-        key = weight.shape[0], x.shape[1], settings(config)
+        num_columns, depth = weight.shape
         operands = x, x_scales, weight, weight_scales, out
-        if key not in self._kernels:
-            kernel = self._compiled(weight.shape[0], x.shape[1], config)
-            self._check(lambda: kernel(*operands), other, out)
-            self._kernels[key] = kernel
-        self._kernels[key](*operands)
+        kernel = self.kernel(
+            (num_columns, depth, settings(config)),
+            lambda: self._compile(num_columns, depth, config),
+            lambda made: _difference(lambda: made(*operands), other, out),
+        )
+        kernel(*operands)
 
-    def note(self, num_columns: int, depth: int, num_tokens: int, implementation: str) -> None:
-        """Remember what a product ran on: the last one of its kind counts."""
-        self._ran[num_columns, depth, size_class(num_tokens)] = implementation
 
-    def report(self) -> Mapping[str, str]:
-        """Implementation -> for how many kinds of products it runs; empty if there were none."""
-        if not self._ran:
-            return {}
-        counts = Counter(self._ran.values())
-        found = {f"{OPERATOR} on {name}": f"{count} kinds of products" for name, count in sorted(counts.items())}
-        return found if self.why_not is None else {**found, f"{OPERATOR} on {TILELANG}": f"never: {self.why_not}"}
-
-    def _compiled(self, num_columns: int, depth: int, config: Config) -> Callable[..., None]:
-        if self.why_not is None:
-            try:
-                return self._compile(num_columns, depth, config)
-            # Compilers raise what they like; products have another implementation, and the report says why.
-            except Exception as error:
-                self.why_not = f"TileLang did not compile it: {type(error).__name__}: {error}".splitlines()[0][:200]
-        raise CannotRunError(self.why_not)
-
-    def _check(self, kernel: Callable[[], None], other: Callable[[], None], out: torch.Tensor) -> None:
-        """Waits for the device."""
-        other()
-        wanted = out.float()
-        out.fill_(float("nan"))
-        kernel()
-        difference = ((out.float() - wanted).norm() / wanted.norm().clamp(min=TINY)).item()
-        if not difference <= LARGEST_DIFFERENCE:
-            self.why_not = f"its product differs from {TRITON}'s by {difference:.2g}, {LARGEST_DIFFERENCE} is allowed"
-            raise CannotRunError(self.why_not)
+def _difference(kernel: Callable[[], None], other: Callable[[], None], out: torch.Tensor) -> float:
+    """Waits for the device."""
+    other()
+    wanted = out.float()
+    out.fill_(float("nan"))
+    kernel()
+    return ((out.float() - wanted).norm() / wanted.norm().clamp(min=TINY)).item()
 
 
 @functools.cache
 def tile_gemms() -> TileGemms:
     """The one of a process, which has one device: operators' kernels are handed operands and nothing else."""
-    return TileGemms(why_not_here(), compiled)
+    return TileGemms(why_not_here(ARCHITECTURES), compiled)

@@ -14,8 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from trunnion_cuda.kernels.latent_call import LatentCall
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch, power_of_two
+from trunnion_cuda.kernels.mla_decode import CONFIGS, is_candidate, tile_decodes
 from trunnion_cuda.kernels.paged_attention import PagedKeys, add_parts, parts_in
+from trunnion_cuda.kernels.tile_kernels import TILELANG, TRITON
 from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
@@ -30,6 +33,9 @@ SPACE = Space(
     ),
 )
 """C: the most features of the value that a program gathers. 16 keys are for float32."""
+EITHER = Space("latent_decode", (*SPACE.configs, *CONFIGS))
+"""Of uniform decodes that TileLang's `mla_decode` is written for too. Triton's stand first: they run until `warm_up`
+has timed TileLang's to be faster on the device."""
 SCORE_FEATURES = 32
 """That go into scores at once in float32."""
 MAX_ROWS = max(config["M"] for config in SPACE.configs)
@@ -190,43 +196,77 @@ def latent_attention(
         out.zero_()
     if num_tokens == 0:
         return out
-    num_reqs, none = keys.seq_lens.shape[0], keys.seq_lens
     if workspace is not None:
         row_bytes = 4 * num_tokens * num_heads * (latent + 2)
         splits = min(splits, 1 << max((workspace.numel() // row_bytes).bit_length() - 1, 0))
-    part, part_max, part_sum = (none,) * 3
-    if splits > 1:
-        part, part_max, part_sum = parts_in(workspace, (splits, num_tokens, num_heads), latent, out.device)
+    parts = parts_in(workspace, (splits, num_tokens, num_heads), latent, out.device) if splits > 1 else None
+    call = LatentCall(
+        q_latent=q_latent, q_rope=q_rope, cache=cache, keys=keys, scale=scale, out=out, splits=splits, parts=parts
+    )
+    _run(call)
+    if parts is not None:
+        used = None if keys.query_start_loc is None else keys.query_start_loc[keys.seq_lens.shape[0] :]
+        add_parts(*parts, out, num_used=used)
+    return out
 
-    is_wide, block = cache.dtype == torch.float32, max(power_of_two(latent), 16)
+
+def _run(call: LatentCall) -> None:
+    """By Triton, or by TileLang: whichever was timed to be faster for the kind of call."""
+    key = str(call.cache.dtype), *call.sizes, call.splits, size_class(call.keys.max_query_len)
+    tiles = tile_decodes()
 
     def run(config: Config) -> None:
-        tiles = ceil_div(keys.max_query_len * num_heads, config["M"])
-        columns = min(config["C"], block)
-        launch(
-            _latent_kernel, (num_reqs, tiles * splits, ceil_div(latent, columns)),
-            q_latent, q_rope, cache, keys.block_table, keys.seq_lens,
-            none if keys.query_start_loc is None else keys.query_start_loc,
-            none if keys.slot_mapping is None else keys.slot_mapping, out, part, part_max, part_sum,
-            q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1), out.stride(0), out.stride(1),
-            cache.stride(0), cache.stride(1), keys.block_table.stride(0), cache.shape[1], num_tokens,
-            keys.max_query_len, scale,
-            HEADS=num_heads, LATENT=latent, ROPE=rope, D=max(power_of_two(rope), 16),
-            BLOCK=SCORE_FEATURES if is_wide else 0,
-            UNIFORM=keys.query_start_loc is None, HAS_SLOTS=keys.slot_mapping is not None, SPLITS=splits,
-            PRECISION="tf32x3" if is_wide else "tf32", M=config["M"], N=config["N"], C=columns,
-            **config.options,
-        )  # fmt: skip
+        is_tile = config in CONFIGS
+        if is_tile:
+            tiles.run(config, call, other=_launch_first)
+        else:
+            _launch(call, config)
+        tiles.note(key, TILELANG if is_tile else TRITON)
 
     def fits(config: Config) -> bool:
-        if is_wide:
-            return config["N"] == 16
-        is_small = keys.max_query_len * num_heads <= 32
-        return config["N"] > 16 and block <= config["C"] and (config["M"] == 16 or not is_small)
+        if config in CONFIGS:
+            return tiles.fits(config, call, may_compile=TUNER.is_tuning)
+        return _fits(call, config)
 
-    key = str(cache.dtype), num_heads, latent, rope, splits, size_class(keys.max_query_len)
-    TUNER.run(SPACE, key, run, fits)
-    if splits > 1:
-        used = None if keys.query_start_loc is None else keys.query_start_loc[num_reqs:]
-        add_parts(part, part_max, part_sum, out, num_used=used)
-    return out
+    if is_candidate(call):
+        TUNER.run(EITHER, key, run, fits)
+    else:
+        TUNER.run(SPACE, key, lambda config: _launch(call, config), lambda config: _fits(call, config))
+
+
+def _fits(call: LatentCall, config: Config) -> bool:
+    num_heads, latent, _ = call.sizes
+    if call.cache.dtype == torch.float32:
+        return config["N"] == 16
+    is_small = call.keys.max_query_len * num_heads <= 32
+    return config["N"] > 16 and _padded(latent) <= config["C"] and (config["M"] == 16 or not is_small)
+
+
+def _padded(latent: int) -> int:
+    return max(power_of_two(latent), 16)
+
+
+def _launch_first(call: LatentCall) -> None:
+    _launch(call, next(config for config in SPACE.configs if _fits(call, config)))
+
+
+def _launch(call: LatentCall, config: Config) -> None:
+    (num_heads, latent, rope), keys, cache = call.sizes, call.keys, call.cache
+    none, is_wide, columns = keys.seq_lens, cache.dtype == torch.float32, min(config["C"], _padded(latent))
+    part, part_max, part_sum = (none,) * 3 if call.parts is None else call.parts
+    tiles = ceil_div(keys.max_query_len * num_heads, config["M"])
+    launch(
+        _latent_kernel, (keys.seq_lens.shape[0], tiles * call.splits, ceil_div(latent, columns)),
+        call.q_latent, call.q_rope, cache, keys.block_table, keys.seq_lens,
+        none if keys.query_start_loc is None else keys.query_start_loc,
+        none if keys.slot_mapping is None else keys.slot_mapping, call.out, part, part_max, part_sum,
+        call.q_latent.stride(0), call.q_latent.stride(1), call.q_rope.stride(0), call.q_rope.stride(1),
+        call.out.stride(0), call.out.stride(1),
+        cache.stride(0), cache.stride(1), keys.block_table.stride(0), cache.shape[1], call.q_latent.shape[0],
+        keys.max_query_len, call.scale,
+        HEADS=num_heads, LATENT=latent, ROPE=rope, D=max(power_of_two(rope), 16),
+        BLOCK=SCORE_FEATURES if is_wide else 0,
+        UNIFORM=keys.query_start_loc is None, HAS_SLOTS=keys.slot_mapping is not None, SPLITS=call.splits,
+        PRECISION="tf32x3" if is_wide else "tf32", M=config["M"], N=config["N"], C=columns,
+        **config.options,
+    )  # fmt: skip

@@ -9,32 +9,38 @@ among programs, whose parts the paged attention's second kernel adds up.
 # No `from __future__ import annotations`: TileLang reads the annotations of a kernel as values.
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from trunnion.ops.quantised import TINY
+from trunnion_cuda.kernels.latent_call import LatentCall, probe
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE
-from trunnion_cuda.kernels.paged_attention import add_parts
-from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
+from trunnion_cuda.kernels.paged_attention import add_parts, parts_in
+from trunnion_cuda.kernels.tile_kernels import Kernel, TileKernels, why_not_here
+from trunnion_cuda.kernels.tuning import Config
 
 ARCHITECTURES = EVERY_ARCHITECTURE
-SPACE = Space(
-    "mla_decode",
-    (
-        Config({"HEADS": 16, "KEYS": 32}, num_warps=4, num_stages=1),
-        Config({"HEADS": 16, "KEYS": 64}, num_warps=4, num_stages=1),
-        Config({"HEADS": 64, "KEYS": 64}, num_warps=8, num_stages=1),
-    ),
+OPERATOR = "latent_decode"
+"""How reports call what this is an implementation of."""
+CONFIGS = (
+    Config({"HEADS": 16, "KEYS": 32}, num_warps=4, num_stages=1),
+    Config({"HEADS": 16, "KEYS": 64}, num_warps=4, num_stages=1),
+    Config({"HEADS": 64, "KEYS": 64}, num_warps=8, num_stages=1),
 )
 """Scores are split among warps by keys, 8 each at least: 8 warps need 64 keys."""
-SMALL_SHARED_MEMORY = 99 << 10
-"""What a program has on sm_120, and less than on the others."""
+FEATURES, ROPE_FEATURES = 64, 16
+"""Latents come in multiples of the first: 8 warps share the gathered features, 8 each at least. Turned features in
+multiples of the other, which a product takes at once."""
+Shape = tuple[int, int, int, int, int, float, int]
+"""The first arguments of `program`."""
 
 
 def shared_bytes(config: Config, latent: int, rope: int) -> int:
-    """Of a program with this configuration, about."""
+    """Of a program with this configuration: its tiles, and at most a KiB for what warps tell each other of sums."""
     rows = config["HEADS"] + config["KEYS"] * max(config.num_stages, 1)
-    return 2 * (rows * (latent + rope) + config["HEADS"] * config["KEYS"])
+    return 2 * (rows * (latent + rope) + config["HEADS"] * config["KEYS"]) + 1024
 
 
 def program(
@@ -55,23 +61,28 @@ def program(
 ) -> Any:
     """The TileLang function `(q_latent, q_rope, cache, block_table, seq_lens, slots, part, part_max, part_sum)`.
 
-    For any number of requests, blocks and columns of the block table. `language` as in `block_fp8_gemm.program`.
+    For any number of requests, blocks and columns of the block table, and queries of any strides between tokens and
+    heads. Without splits `part` takes the result, in `dtype`. Rows of padding requests (seq_lens 0) become zero;
+    placeholders (slots -1), the last rows of a request, see what came before them. `language` as in
+    `block_fp8_gemm.program`.
     """
     T = language or importlib.import_module("tilelang.language")
     num_reqs, num_blocks, width = T.dynamic("num_reqs, num_blocks, width")
     num_tokens = T.dynamic("num_tokens")
+    latent_token, latent_head, rope_token, rope_head = T.dynamic("latent_token, latent_head, rope_token, rope_head")
     head_blocks = -(-num_heads // block_heads)
     log2_scale = scale * 1.4426950408889634
+    result = "float32" if splits > 1 else dtype
 
     @T.prim_func
     def mla_decode(
-        q_latent: T.Tensor((num_tokens, num_heads, latent), dtype),
-        q_rope: T.Tensor((num_tokens, num_heads, rope), dtype),
+        q_latent: T.StridedTensor((num_tokens, num_heads, latent), (latent_token, latent_head, 1), dtype),
+        q_rope: T.StridedTensor((num_tokens, num_heads, rope), (rope_token, rope_head, 1), dtype),
         cache: T.Tensor((num_blocks, block_size, latent + rope), dtype),
         block_table: T.Tensor((num_reqs, width), "int32"),
         seq_lens: T.Tensor((num_reqs,), "int32"),
         slots: T.Tensor((num_tokens,), "int32"),
-        part: T.Tensor((splits, num_tokens, num_heads, latent), "float32"),
+        part: T.Tensor((splits, num_tokens, num_heads, latent), result),
         part_max: T.Tensor((splits, num_tokens, num_heads), "float32"),
         part_sum: T.Tensor((splits, num_tokens, num_heads), "float32"),
     ):
@@ -134,9 +145,13 @@ def program(
                 for i, feature in T.Parallel(block_heads, latent):
                     gathered[i, feature] *= shrink[i]
                 T.gemm(weights, keys, gathered, policy=T.GemmWarpPolicy.FullCol)
+            for i in T.Parallel(block_heads):
+                shrink[i] = 1.0 if splits > 1 else 1.0 / T.max(total[i], 1e-30)
             for i, feature in T.Parallel(block_heads, latent):
                 if head_block * block_heads + i < num_heads:
-                    part[split, token, head_block * block_heads + i, feature] = gathered[i, feature]
+                    part[split, token, head_block * block_heads + i, feature] = T.cast(
+                        gathered[i, feature] * shrink[i], result
+                    )
             for i in T.Parallel(block_heads):
                 if head_block * block_heads + i < num_heads:
                     # To the base of e, in which parts are added up.
@@ -146,58 +161,105 @@ def program(
     return mla_decode
 
 
-@functools.cache
-def _compiled(shape: tuple[Any, ...], config: tuple[int, int, int, int]) -> Any:
-    import tilelang
-
-    return tilelang.compile(program(*shape, *config), target="cuda")
-
-
 def settings(config: Config) -> tuple[int, int, int, int]:
     """The last arguments of `program`."""
     return config["HEADS"], config["KEYS"], 32 * config.num_warps, config.num_stages
 
 
-def mla_decode(
-    q_latent: torch.Tensor,
-    q_rope: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    *,
-    scale: float,
-    splits: int = 1,
-    max_shared_bytes: int = SMALL_SHARED_MEMORY,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """One step of B uniform decodes: q_latent [T, H, R], q_rope [T, H, Dr] -> [T, H, R], all bfloat16 and contiguous.
+def compiled(shape: Shape, config: Config) -> Kernel:
+    """The kernel of `program` for the current device; takes seconds, and needs nvcc."""
+    import tilelang
 
-    T is a multiple of B; kv_cache [num_blocks, block_size, R + Dr] holds the step's own latents already; block_table
-    [B, max_blocks], seq_lens [B] (0: a padding request, whose rows become zero), slot_mapping [T] int32. Fit for
-    capture once compiled, at the first call of a shape, which is to be in `warm_up`.
+    return tilelang.compile(program(*shape, *settings(config)), target="cuda")
 
-    Raises:
-        ValueError: a dtype or layout that the kernel cannot take.
+
+def is_candidate(call: LatentCall) -> bool:
+    """Whether the kernel is written for such calls: uniform decodes with slots, in bfloat16, of whole tiles."""
+    _, latent, rope = call.sizes
+    is_uniform = call.keys.query_start_loc is None and call.keys.slot_mapping is not None
+    return is_uniform and call.cache.dtype == torch.bfloat16 and latent % FEATURES == 0 and rope % ROPE_FEATURES == 0
+
+
+class TileDecodes(TileKernels):
+    """The kernels of a process.
+
+    Args:
+        why_not: why there are none here, or None.
+        compile: as `compiled`.
+        max_shared_bytes: what a program may have on the device.
     """
-    num_tokens, num_heads, latent = q_latent.shape
-    tensors = q_latent, q_rope, kv_cache, block_table, seq_lens, slot_mapping
-    num_reqs, rope = seq_lens.shape[0], q_rope.shape[2]
-    if any(tensor.dtype != torch.bfloat16 for tensor in tensors[:3]) or not all(t.is_contiguous() for t in tensors):
-        raise ValueError(f"latent attention takes contiguous bfloat16, not {[str(tensor.dtype) for tensor in tensors]}")
-    if num_reqs and num_tokens % num_reqs:
-        raise ValueError(f"{num_tokens} tokens are no uniform decode of {num_reqs} requests")
-    out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device) if out is None else out
-    if num_tokens == 0:
-        return out
-    part = torch.empty((splits, *q_latent.shape), dtype=torch.float32, device=out.device)
-    part_max, part_sum = (torch.empty(part.shape[:-1], dtype=torch.float32, device=out.device) for _ in range(2))
-    shape = num_heads, latent, rope, kv_cache.shape[1], num_tokens // num_reqs, scale, splits
-    TUNER.run(
-        SPACE,
-        (*map(str, shape), size_class(num_tokens)),
-        lambda config: _compiled(shape, settings(config))(*tensors, part, part_max, part_sum),
-        lambda config: shared_bytes(config, latent, rope) <= max_shared_bytes,
-    )
-    add_parts(part, part_max, part_sum, out)
-    return out
+
+    def __init__(self, why_not: str | None, compile: Callable[[Shape, Config], Kernel], max_shared_bytes: int) -> None:
+        super().__init__(OPERATOR, "decodes", why_not)
+        self._compile = compile
+        self._max_shared_bytes = max_shared_bytes
+
+    def fits(self, config: Config, call: LatentCall, *, may_compile: bool) -> bool:
+        """Whether `run` may be asked for a candidate: not for what would compile, unless it may."""
+        num_heads, latent, rope = call.sizes
+        if self.why_not is not None or not _is_laid_out(call):
+            return False
+        if shared_bytes(config, latent, rope) > self._max_shared_bytes or config["HEADS"] > 16 >= num_heads:
+            return False
+        return may_compile or (_shape(call), settings(config)) in self
+
+    def run(self, config: Config, call: LatentCall, *, other: Callable[[LatentCall], None]) -> None:
+        """Attend. A kernel that was just compiled must agree with `other`, which does the same by other means.
+
+        Raises:
+            CannotRunError: see `TileKernels.kernel`.
+        """
+        shape = _shape(call)
+        kernel = self.kernel(
+            (shape, settings(config)),
+            lambda: self._compile(shape, config),
+            lambda made: _difference(made, other, probe(call, call.splits * 2 * config["KEYS"] + 5)),
+        )
+        _launch(kernel, call)
+
+
+def _shape(call: LatentCall) -> Shape:
+    return *call.sizes, call.cache.shape[1], call.keys.max_query_len, call.scale, call.splits
+
+
+def _is_laid_out(call: LatentCall) -> bool:
+    """On a device, with a cache of whole vectors."""
+    slots = call.keys.slot_mapping
+    assert slots is not None, "a candidate has slots"
+    packed = call.cache, call.out, call.keys.block_table, call.keys.seq_lens, slots
+    return call.cache.is_cuda and call.cache.data_ptr() % 16 == 0 and all(tensor.is_contiguous() for tensor in packed)
+
+
+def _launch(kernel: Kernel, call: LatentCall) -> None:
+    (num_tokens, num_heads, _), keys = call.q_latent.shape, call.keys
+    assert keys.slot_mapping is not None, "a candidate has slots"
+    if call.parts is None:
+        # Peaks and sums go nowhere.
+        _, *sums = parts_in(None, (1, num_tokens, num_heads), 0, call.out.device)
+        parts = (call.out.unsqueeze(0), *sums)
+    else:
+        parts = call.parts
+    slots = keys.slot_mapping[:num_tokens]
+    kernel(call.q_latent, call.q_rope, call.cache, keys.block_table, keys.seq_lens, slots, *parts)
+
+
+def _difference(kernel: Kernel, other: Callable[[LatentCall], None], call: LatentCall) -> float:
+    """Of the row that differs most; waits for the device."""
+    results = []
+    for attend in (other, lambda call: _launch(kernel, call)):
+        for written in (call.out, *(call.parts or ())):
+            written.fill_(torch.nan)
+        attend(call)
+        if call.parts is not None:
+            add_parts(*call.parts, call.out)
+        results.append(call.out.float())
+    wanted, found = results
+    return ((found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=TINY)).max().item()
+
+
+@functools.cache
+def tile_decodes() -> TileDecodes:
+    """The one of a process, which has one device, as its tuner."""
+    if (reason := why_not_here(ARCHITECTURES)) is not None:
+        return TileDecodes(reason, compiled, 0)
+    return TileDecodes(None, compiled, torch.cuda.get_device_properties().shared_memory_per_block_optin)

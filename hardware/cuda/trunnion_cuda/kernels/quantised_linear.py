@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 
 from trunnion.ops.registry import decline
-from trunnion_cuda.kernels.block_fp8_gemm import CONFIGS, GROUP, TILELANG, TRITON, tile_gemms
+from trunnion_cuda.kernels.block_fp8_gemm import CONFIGS, GROUP, tile_gemms
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch
 from trunnion_cuda.kernels.row_quantisation import quantise_rows
 from trunnion_cuda.kernels.scaled_product import add_product, product_scale, sum_dtype, why_not
+from trunnion_cuda.kernels.tile_kernels import TILELANG, TRITON
 from trunnion_cuda.kernels.tuning import TUNER, Config, Key, Space, size_class
 
 ARCHITECTURES = EVERY_ARCHITECTURE
@@ -149,7 +150,7 @@ def _run_either(
             tiles.run(config, *operands, other=lambda: run(next(filter(fits, SPACE.configs))))
         else:
             run(config)
-        tiles.note(num_columns, depth, values.shape[0], TILELANG if is_tile else TRITON)
+        tiles.note((num_columns, depth, size_class(values.shape[0])), TILELANG if is_tile else TRITON)
 
     def either_fits(config: Config) -> bool:
         if config in CONFIGS:

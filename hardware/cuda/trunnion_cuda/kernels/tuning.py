@@ -18,7 +18,7 @@ Measure = Callable[[Callable[[], Any]], float]
 
 
 class CannotRunError(RuntimeError):
-    """A configuration that there is no kernel for on this machine: its time is infinite."""
+    """A configuration that there is no kernel for on this machine: its time is infinite, and the first one runs."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,11 @@ class Tuner:
         index = self._taken[kind]
         # Keys may stand for calls that not all fit what one of them chose.
         is_there = index is not None and 0 <= index < len(space.configs) and space.configs[index] in configs
-        return run(space.configs[index] if is_there else configs[0])
+        try:
+            return run(space.configs[index] if is_there else configs[0])
+        except CannotRunError:
+            # Chosen in an earlier start, when it could.
+            return run(configs[0])
 
     @contextmanager
     def tuning(self, measure: Measure, budget: Budget, is_capturing: Callable[[], bool]) -> Iterator[None]:
