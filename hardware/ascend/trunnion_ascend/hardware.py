@@ -15,7 +15,9 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
+from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
+from trunnion.interfaces.quantization import W8A8, Scheme
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
@@ -98,6 +100,24 @@ class AscendHardware(ReferenceHardware):
         else:
             reason = super().group_class(spec)[1]
         return (_fused_group(spec), None) if reason is None else (captured_group(spec), reason)
+
+    def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
+        """With weights laid out for torch_npu's products where that pays, or where the chip needs it."""
+        # Imports torch_npu, which cannot be imported without CANN.
+        from trunnion_ascend.methods import FractalLinearMethod, Int8LinearMethod
+
+        if isinstance(scheme, W8A8) and self.soc.has_token_scales:
+            return Int8LinearMethod(scheme)
+        if scheme is None and self.soc.needs_fractal:
+            return FractalLinearMethod()
+        return super().linear_method(scheme, prefix)
+
+    def moe_method(self, scheme: Scheme | None, prefix: str) -> MoEMethod:
+        from trunnion_ascend.methods import Int8MoEMethod
+
+        if isinstance(scheme, W8A8) and self.soc.has_token_scales and self.soc.has_expert_operators:
+            return Int8MoEMethod(scheme)
+        return super().moe_method(scheme, prefix)
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         self._num_domains = int(size > 1)

@@ -95,6 +95,8 @@ class ParallelLMHead(nn.Module):
         for name in [name for name in self._parameters if name != "bias"]:
             del self._parameters[name]
         self.method = self._plain_method
+        # The embedding reads its rows.
+        self.keeps_dense_weight = True
         self._tied = (embedding,)
         self.weight = embedding.weight
 
