@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -27,9 +28,11 @@ class Simulation:
         self.rules = rules
         self.calls: Counter[str] = Counter()
         """Operator -> times that it ran, replays included."""
+        self.seconds = 0.0
+        """Of the host's, that rules and checks took: no device would take them."""
         library.sim_count.restype = ctypes.c_int64
         # ctypes frees what nobody holds.
-        self._callbacks = RUN(self._run), CHECK(self._check)
+        self._callbacks = RUN(self._timed(self._run)), CHECK(self._timed(self._check))
         library.sim_set_rules(*self._callbacks)
 
     def count(self, name: str) -> int:
@@ -66,6 +69,16 @@ class Simulation:
         """Tell whoever holds the handle of a tensor what sizes its contents turned out to have."""
         array = (ctypes.c_int64 * len(sizes))(*sizes)
         self.library.sim_set_sizes(ctypes.c_void_p(handle), array, ctypes.c_uint64(len(sizes)))
+
+    def _timed(self, function: Callable[[bytes, Any, int], int]) -> Callable[[bytes, Any, int], int]:
+        def timed(name: bytes, words: Any, count: int) -> int:
+            started = time.perf_counter()
+            try:
+                return function(name, words, count)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
 
     def _run(self, name: bytes, words: Any, count: int) -> int:
         rule = self.rules[name.decode()]
