@@ -108,6 +108,15 @@ def test_the_faster_one_runs(tiles: TorchDecodes, query_len: int, splits: int) -
     assert len(tiles.made) == 3 and tiles.num_runs == 1 and tiles.report() == {TILELANG: "1 kinds of decodes"}
 
 
+def test_slots_of_tokens_that_follow_are_left_alone(tiles: TorchDecodes) -> None:
+    """A step's prompts come after its decodes."""
+    case = call(3)
+    slots = case.keys.slot_mapping
+    assert slots is not None
+    tuned(lambda: attention(with_keys(case, slot_mapping=torch.nn.functional.pad(slots, (0, 5)))))
+    assert tiles.report() == {TILELANG: "1 kinds of decodes"}
+
+
 def test_triton_runs_where_it_is_faster(tiles: TorchDecodes) -> None:
     tuned(lambda: attention(call()), prefers_tiles=False)
     assert len(tiles.made) == 3 and tiles.report() == {TRITON: "1 kinds of decodes"}

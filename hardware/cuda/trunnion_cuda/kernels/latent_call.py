@@ -38,13 +38,14 @@ class LatentCall:
 def probe(call: LatentCall, most_keys: int) -> LatentCall:
     """Uniform decodes of the call's sizes on values of their own, every row of which has one right result.
 
-    Four requests: one of `most_keys`, one whose last token is a placeholder (if it has several), one without earlier
-    keys, and a padding request. What no token owns is NaN. Queries are heads first, as the layer's einsum leaves them.
+    Four requests: one with `most_keys` before the step, one whose last token is a placeholder (if it has several), one
+    without earlier keys, and a padding request. What no token owns is NaN. Queries are heads first, as the layer's
+    einsum leaves them.
     """
     (num_heads, latent, rope), query_len = call.sizes, call.keys.max_query_len
     block_size, device, dtype = call.cache.shape[1], call.cache.device, call.cache.dtype
     generator = torch.Generator().manual_seed(0)
-    lengths = most_keys, query_len + 9, query_len, 0
+    lengths = most_keys + query_len, query_len + 9, query_len, 0
     widths = [ceil_div(length, block_size) for length in lengths]
     blocks = (torch.randperm(sum(widths), generator=generator) + 1).int().split(widths)
     cache = torch.full((sum(widths) + 1, block_size, latent + rope), torch.nan)
@@ -59,9 +60,8 @@ def probe(call: LatentCall, most_keys: int) -> LatentCall:
             len(token), latent + rope, generator=generator
         )
     # Scores of variance 1: all keys count.
-    q = torch.randn(num_heads, slots.numel(), latent + rope, generator=generator) / (
-        call.scale * (latent + rope) ** 0.5
-    )
+    q = torch.randn(num_heads, slots.numel(), latent + rope, generator=generator)
+    q /= call.scale * (latent + rope) ** 0.5
     q_latent, q_rope = (part.to(device, dtype).transpose(0, 1) for part in q.split((latent, rope), dim=-1))
     out = torch.full(q_latent.shape, torch.nan, dtype=dtype, device=device)
     return LatentCall(
