@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
@@ -42,12 +44,18 @@ def profile_memory(model: nn.Module, limits: Limits) -> MemoryProfile:
     )
 
 
-def profile_captured_groups(model: nn.Module, limits: Limits) -> int:
-    """Bytes of the groups of `reference.captured` in a full graph, where the decodes of a step are one batch."""
+def profile_captured_groups(
+    model: nn.Module, limits: Limits, is_captured: Callable[[GroupSpec], bool] = lambda spec: True
+) -> int:
+    """Bytes of the groups of `reference.captured` in a full graph, where the decodes of a step are one batch.
+
+    Args:
+        is_captured: which of the model's groups they are.
+    """
     rows = min(limits.max_num_seqs * limits.max_decode_query_len, limits.max_num_tokens)
     longest = _longest(model, limits)
     needed = [0]
-    for spec in _specs(model):
+    for spec in filter(is_captured, _specs(model)):
         if isinstance(spec, AttentionSpec | MLASpec):
             scores = FLOAT_BYTES * spec.num_qo_heads * longest * rows
             keys = FLOAT_BYTES * longest * _key_features(spec) * limits.max_num_seqs
