@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
@@ -28,14 +28,13 @@ from trunnion_ascend.fences import EventFence
 from trunnion_ascend.graph_budget import GraphBudget
 from trunnion_ascend.kernels import kernels, why_not
 from trunnion_ascend.kv_events import StreamKVEvents
+from trunnion_ascend.memory import with_graphs
 from trunnion_ascend.soc import Soc, soc_of
 
 if TYPE_CHECKING:
     from trunnion_ascend.runner import NpuGraphRunner
 
 DISPATCH_KEY = "PrivateUse1"
-SEGMENT_BYTES = 2 * (2 + 20) * 2**20
-"""What torch_npu's allocator takes at a time, for small tensors and for large ones, in the graphs' pool and outside."""
 
 
 class AscendHardware(ReferenceHardware):
@@ -142,10 +141,10 @@ class AscendHardware(ReferenceHardware):
         return GraphBudget(streams=self.soc.max_streams, taken=taken, num_domains=self._num_domains)
 
     def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
-        """As the reference, and: graphs share one pool, in which a step takes no more than it takes outside."""
+        """See `trunnion_ascend.memory`."""
+        assert isinstance(model, nn.Module), f"{type(model).__name__} is not a module"
         profile = super().memory_profile(model, limits)
-        graphs = 0 if self.mode is Mode.EAGER else profile.activations + profile.workspaces + SEGMENT_BYTES
-        return dataclasses.replace(profile, graphs=graphs)
+        return with_graphs(profile, model, limits, self.mode, lambda spec: self.group_class(spec)[1] is None)
 
     def record_fence(self, buffer_set: int) -> Fence | None:
         return self._fences.setdefault(buffer_set, EventFence()).record()
