@@ -13,7 +13,7 @@ from trunnion.interfaces.collectives import Collectives, ParallelGroup
 from trunnion.interfaces.methods import LinearMethod, LinearShape
 from trunnion.interfaces.quantization import W8A8, Scheme
 from trunnion.interfaces.weights import Placement, placements_of, set_placements
-from trunnion.layers.activation import GeluTanhAndMul, SiluAndMul
+from trunnion.layers.activation import Gelu, GeluTanhAndMul, SiluAndMul
 from trunnion.layers.attention import Attention
 from trunnion.layers.linear import (
     ColumnParallelLinear,
@@ -291,6 +291,15 @@ def test_activations_call_their_operators() -> None:
     assert torch.equal(SiluAndMul()(x), torch.ops.trunnion.silu_and_mul(x))
     assert torch.equal(GeluTanhAndMul()(x), torch.ops.trunnion.gelu_tanh_and_mul(x))
     assert not torch.equal(SiluAndMul()(x), GeluTanhAndMul()(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_is_the_exact_one(dtype: torch.dtype) -> None:
+    x = torch.linspace(-6, 6, 501).to(dtype)
+    expected = torch.nn.functional.gelu(x.double())
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(Gelu()(x).double(), expected, rtol=tolerance, atol=1e-6)
+    assert Gelu()(x).dtype == dtype
 
 
 def test_rotary_table_is_real_on_a_meta_model_and_as_long_as_requests() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from trunnion.config import BuildContext
 from trunnion.interfaces.collectives import ParallelGroup
+from trunnion.layers.activation import Gelu
 from trunnion.layers.encoder_attention import EncoderAttention
 from trunnion.layers.linear import ReplicatedLinear
 from trunnion.layers.norm import RMSNorm
@@ -74,7 +75,7 @@ class PatchMerger(nn.Module):
         self.ln_q = RMSNorm(config.hidden_size, NORM_EPS, ctx=ctx)
         self.mlp = nn.Sequential(
             ReplicatedLinear(self.width, self.width, bias=True, ctx=ctx, prefix=f"{prefix}.mlp.0"),
-            nn.GELU(),
+            Gelu(),
             ReplicatedLinear(self.width, config.out_hidden_size, bias=True, ctx=ctx, prefix=f"{prefix}.mlp.2"),
         )
 

@@ -1,6 +1,8 @@
-"""Gated activations as modules, over the operators of `trunnion.ops.activation`."""
+"""Activations as modules: gated ones over the operators of `trunnion.ops.activation`, and the exact GELU."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import nn
@@ -20,3 +22,14 @@ class GeluTanhAndMul(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.trunnion.gelu_tanh_and_mul(x)
+
+
+class Gelu(nn.Module):
+    """`x` times the share of a normal distribution that is below it (arXiv:1606.08415), in float32, rounded once.
+
+    Written out: `torch.nn.functional.gelu` is the form with tanh on some devices, whichever form it is asked for.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
