@@ -119,7 +119,8 @@ def test_seeds_say_the_same_with_drafts(config: HostConfig, prompts: list[list[i
 def test_chunks_and_preemptions_do_not_show(
     config: HostConfig, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    config = dataclasses.replace(config, num_drafts=3, max_num_tokens=16, max_num_seqs=4, kv_blocks=24)
+    kv_blocks = 1 + -(-92 // config.block_size)
+    config = dataclasses.replace(config, num_drafts=3, max_num_tokens=16, max_num_seqs=4, kv_blocks=kv_blocks)
     tokens, stats = serve(config, prompts, SamplingParams(max_tokens=NUM_TOKENS))
     assert tokens == expected
     assert stats.preemptions > 0
