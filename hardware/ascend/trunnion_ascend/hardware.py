@@ -12,7 +12,7 @@ from torch import nn
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
-from trunnion.interfaces.collectives import Collectives
+from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
@@ -120,7 +120,12 @@ class AscendHardware(ReferenceHardware):
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
         self._num_domains = int(size > 1)
-        return super().collectives(rank, size, init_method)
+        if size == 1:
+            return NoCollectives()
+        # Imports torch_npu, which cannot be imported without CANN.
+        from trunnion_ascend.collectives import HcclCollectives
+
+        return HcclCollectives(rank, size, init_method, torch.device("npu", self._index))
 
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         if self.mode is Mode.EAGER:
