@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 
@@ -96,3 +97,15 @@ def test_graphs_are_as_many_as_were_counted(tmp_path: Path, monkeypatch: pytest.
     report = executor.warm_up()
     assert f"all of it: {len(segments)} of 1800 streams for graphs" in report.captured
     assert hardware.graph_budget().taken == len(segments)
+
+
+def test_executors_of_a_process_share_the_streams(tmp_path: Path) -> None:
+    hardware = AscendHardware()
+    first = _executor(hardware, tmp_path)
+    alone = hardware.graph_budget()
+    second = _executor(hardware, tmp_path)
+    assert hardware.graph_budget().taken == 2 * alone.taken
+    assert hardware.graph_budget().for_graphs == alone.for_graphs - alone.taken
+    del first, second
+    gc.collect()
+    assert hardware.graph_budget().taken == 0
