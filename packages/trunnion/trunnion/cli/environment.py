@@ -148,7 +148,7 @@ def _as_text(report: Mapping[str, Any]) -> str:
         f"torch       {report['torch']}",
         *(f"{name:<16}{version}" for name, version in report["distributions"].items()),
         *(f"hardware    {name}: {state}" for name, state in report["hardware"].items()),
-        *(f"{what:<16}{fact}" for what, fact in report["facts"].items()),
+        *(f"{what:<15} {fact}" for what, fact in report["facts"].items()),
         "C++ host    " + (", ".join(f"{key} {value}" for key, value in report["host"].items())),
         f"CPU flags   {' '.join(report['cpu_flags']) or 'none of those that matter'}",
         f"threads     {report['threads']}",
