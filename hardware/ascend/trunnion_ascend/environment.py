@@ -49,19 +49,20 @@ def problems() -> list[EnvironmentProblem]:
     """A torch_npu that is made for this torch and can be imported, CANN behind it, and a device of a known family."""
     found = [problem for problem in (_versions_problem(), _device_problem()) if problem is not None]
     if find_spec("torch_npu") is not None and why_no_torch_npu() is not None and cann() is None:
-        needed = f"CANN: {' or '.join(CANN_FOLDERS)}, as its set_env.sh sets them"
-        found.append(EnvironmentProblem(what="CANN", found="not found", needed=needed, fatal=False))
+        needed = f"an installation that {' or '.join(CANN_FOLDERS)} names, as its set_env.sh does"
+        found.append(EnvironmentProblem(what="CANN", found="none", needed=needed, fatal=False))
     return found
 
 
 def facts() -> Mapping[str, str]:
     """Lines of `trunnion env` that are no problems."""
     autoload = os.environ.get(AUTOLOAD, "1")
+    when = "only when asked" if autoload == "0" else "by itself"
     return {
         "torch_npu": _version("torch_npu") or "not installed",
-        "CANN": str(cann() or "not found"),
+        "CANN": str(cann() or "none"),
         "device": torch.npu.get_device_name(0) if num_devices() else "none",
-        AUTOLOAD: f"{autoload}: torch imports torch_npu {'only when asked' if autoload == '0' else 'by itself'}",
+        "autoload": f"{AUTOLOAD}={autoload}: torch imports torch_npu {when}",
     }
 
 
