@@ -49,6 +49,7 @@ def test_what_does_not_fit_is_refused_with_what_would(num_domains: int) -> None:
     text = str(error.value)
     assert f"{num_layers} attention layers each, take " in text
     assert f"the device has {budget.for_graphs} for them" in text
+    assert text.endswith("or no graphs at all: AscendHardware(Mode.EAGER)")
     fits = re.search(r"max_num_tokens of at most (\d+)", text)
     assert fits is not None
     budget.check(budget.choose(_limits(int(fits[1])), None, num_layers), num_layers)

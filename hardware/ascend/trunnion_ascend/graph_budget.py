@@ -72,5 +72,6 @@ class GraphBudget:
         raise UnsupportedError(
             f"graphs of steps of up to {limits.max_num_tokens} tokens, {num_layers} attention layers each, take"
             f" {needed} streams, and the device has {self.for_graphs} for them; choices: {fewer}fewer max_num_seqs"
-            f" (now {limits.max_num_seqs}) or max_logits_rows (now {limits.max_logits_rows}), no graphs"
+            f" (now {limits.max_num_seqs}) or max_logits_rows (now {limits.max_logits_rows}), or no graphs at all:"
+            " AscendHardware(Mode.EAGER)"
         )
