@@ -15,9 +15,9 @@ def write_cache(
 ) -> None:
     """Write rows of `first` and `second` [T', N, D] into two caches [num_blocks, block_size, N, D].
 
-    slot_mapping [T] int32 with T <= T'. Slots of -1 are not written: of both operators that write caches this one is
-    the one that passes over negative slots (test_atb_reshape_and_cache.py of op-plugin); the other,
-    `npu_scatter_pa_kv_cache`, takes none. The widths of the two may differ.
+    slot_mapping [T] int32 with T <= T'. Slots of -1 are not written: of the operators that write caches this one passes
+    over negative slots (hicann/ascend-transformer-boost, reshape_and_cache_nd.cpp); `npu_scatter_pa_kv_cache` takes
+    none. The widths of the two may differ.
     """
     count = slot_mapping.shape[0]
     if count:
