@@ -181,13 +181,16 @@ def test_served_logprobs_equal_the_reference(served_case: Case, tmp_path_factory
     assert bool(stats.prefix_hit_tokens) == stats.prefix_caching
     assert stats.prefix_caching or "recurrent" in stats.prefix_caching_off_reason
     longest = max(map(len, prompts)) + NUM_TOKENS
-    kv_blocks = 2 + -(-longest // block_size_for(registry.hardware(case.hardware), card.block_size))
+    size = block_size_for(registry.hardware(case.hardware), card.block_size)
+    kv_blocks = 2 + -(-longest // size)
     with _open(case, reference, max_num_tokens=128, kv_blocks=kv_blocks, prefix_caching=False) as host:
         _serve(host, card, prompts, vocab_size, served, seed=21)
         stats = host.stats()
     _check_counts(stats)
-    # Windows give blocks back as they move on, and states are counted by requests: only these run out.
-    assert stats.preemptions > 0 or not any(group.kind in ("full", "mla") for group in stats.groups)
+    # Windows give blocks back as they move on, and states are counted by requests: only these run out, if anybody
+    # takes a block after those of its prompt.
+    grows = any(-(-len(prompt) // size) < -(-(len(prompt) + NUM_TOKENS) // size) for prompt in prompts)
+    assert stats.preemptions > 0 or not grows or not any(group.kind in ("full", "mla") for group in stats.groups)
     assert len({token for tokens in served.tokens for token in tokens}) > 30, (
         "sequences that do not wander prove little"
     )
