@@ -18,7 +18,8 @@ from trunnion_cuda.attention import FlashInferAttentionGroup
 from trunnion_cuda.hardware import CudaHardware
 
 DEVICE = torch.device("cuda", 0)
-SPEC = AttentionSpec(num_qo_heads=4, num_kv_heads=2, head_dim=64, scale=0.3, dtype=torch.bfloat16)
+SPEC = AttentionSpec(num_qo_heads=8, num_kv_heads=2, head_dim=64, scale=0.3, dtype=torch.bfloat16)
+"""Whose decodes run on tensor cores too: on CUDA cores those with a window would be one more module to compile."""
 PATHS = {
     "prefill": "ragged",
     "prefill-ragged": "ragged",
