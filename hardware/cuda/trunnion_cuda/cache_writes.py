@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -52,7 +53,12 @@ class RotatingWrite:
 
     def __init__(self, stored_dtype: torch.dtype) -> None:
         self._write = cache_write(stored_dtype)
-        self._fuses = _has_kernels(stored_dtype)
+        self._fused: ModuleType | None = None
+        if _has_kernels(stored_dtype):
+            # Imports Triton, which may be absent.
+            from trunnion_cuda.kernels import rotary_embedding
+
+            self._fused = rotary_embedding
 
     def __call__(
         self,
@@ -67,14 +73,12 @@ class RotatingWrite:
         """Write k and v [T', Hk, D] into `k_cache` and `v_cache` as `CacheWrite` does -> q and k, rotated if asked."""
         k_cache, v_cache = cache["k_cache"], cache["v_cache"]
         k_scale, v_scale = scales
-        if rotation is not None and self._fuses:
-            from trunnion_cuda.kernels.rotary_embedding import rotary_and_write, why_not
-
+        if rotation is not None and self._fused is not None:
             positions, table, interleaved, runs = rotation
             section = runs or None
-            if why_not(positions, table, section, q, k, v) is None:
+            if self._fused.why_not(positions, table, section, q, k, v) is None:
                 where = (k_cache, v_cache, slot_mapping)
-                return rotary_and_write(
+                return self._fused.rotary_and_write(
                     q, k, v, positions, table, interleaved, *where, section=section, k_scale=k_scale, v_scale=v_scale
                 )
         if rotation is not None:
