@@ -13,8 +13,9 @@ import torch
 from trunnion.contract import LayerCaches
 from trunnion.interfaces.attention import GroupSpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion.reference.checks import check_caches, check_rows
 from trunnion_ascend.cache_writes import write_cache
-from trunnion_ascend.checks import check_caches, check_rows
+from trunnion_ascend.checks import check_block_size
 from trunnion_ascend.fused import FusedAttention, Keys, Shape
 from trunnion_ascend.task_updates import CallsAtOnce, Tasks
 
@@ -46,6 +47,7 @@ class FusedAttentionGroup(ReferenceAttentionGroup):
             ValueError: a cache does not have the heads of the group, or blocks of a size that the operator takes.
         """
         check_caches(self.spec, caches)
+        check_block_size(caches[0]["k_cache"].shape[1])
         super().bind_kv_cache(cache_index, caches)
         self._keys = [Keys(key=layer["k_cache"].flatten(2), value=layer["v_cache"].flatten(2)) for layer in caches]
 

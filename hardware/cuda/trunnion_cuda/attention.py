@@ -15,10 +15,11 @@ import torch
 from trunnion.contract import Field, LayerCaches
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, Rotation, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup
+from trunnion.reference.checks import check_caches, check_rows
 from trunnion_cuda.cache_writes import RotatingWrite
 from trunnion_cuda.capabilities import why_no_prefix_levels
 from trunnion_cuda.cascade import CascadeWrapper
-from trunnion_cuda.checks import check_caches, check_indices, check_rows
+from trunnion_cuda.checks import check_indices
 from trunnion_cuda.levels import levels_of
 from trunnion_cuda.segments import Segments, has_no_context, segments_of
 from trunnion_cuda.workspaces import PlanMemory
