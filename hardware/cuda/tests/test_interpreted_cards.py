@@ -44,14 +44,13 @@ def check(card: str, mode: str, benches: Benches, dtype: str = "bf16") -> None:
     if mode in NEEDS_SHARED_BLOCKS and bench.host.has_recurrent:
         pytest.skip("a recurrent state holds one prefix only: there are no blocks to share")
     compare(bench, mode, case.name)
-    # The bench of the mode before stays, whose graphs launch nothing anew.
-    assert launches.total() > before or bench.executor.counters.replays > 0
+    return launches.total() - before
 
 
 @pytest.mark.parametrize("card", QUICK)
 def test_cards_that_use_every_operator(card: str, benches: Benches) -> None:
     """Decodes in full graphs, chunks between pieces; requests are preempted and start again."""
-    check(card, "preempt", benches)
+    assert check(card, "preempt", benches) > 0
 
 
 def test_latent_attention_that_the_library_refuses(benches: Benches) -> None:
