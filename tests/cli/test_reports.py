@@ -32,7 +32,7 @@ def test_models_lists_families_architectures_and_cards(cli: Cli) -> None:
     assert families["llama"]["cards"] > 0
     lines = cli("models").out.splitlines()
     assert len(lines) == len(families)
-    assert any(line.startswith("llama ") and "MistralForCausalLM" in line for line in lines)
+    assert any(line.startswith("mistral ") and "MistralForCausalLM" in line for line in lines)
 
 
 def test_env_names_versions_hardware_and_problems(cli: Cli) -> None:

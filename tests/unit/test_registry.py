@@ -148,8 +148,8 @@ def make_family(place: Path, architectures: str, drafts: str = "{}") -> None:
 
 def test_the_families_of_the_repository_are_found() -> None:
     families = {family.name: family for family in registry.model_families()}
-    assert set(families) >= {"llama", "qwen2", "qwen3", "gemma3", "deepseek_v2", "qwen3_next"}
-    assert set(families["llama"].architectures) == {"LlamaForCausalLM", "MistralForCausalLM"}
+    assert set(families) >= {"llama", "mistral", "qwen2", "qwen3", "gemma3", "deepseek_v2", "qwen3_next"}
+    assert set(families["llama"].architectures) == {"LlamaForCausalLM"}
 
 
 def test_a_family_of_another_distribution_is_found_and_imported_late(

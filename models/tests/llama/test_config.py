@@ -1,12 +1,10 @@
-"""Llama has no windows, Mistral has one unless told otherwise, and Mistral has no biases."""
+"""Llama has no windows, and reaches as far as its rope is stretched."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from trunnion_models.llama.config import LlamaConfig, MistralConfig
+from trunnion_models.llama.config import LlamaConfig
 
 BASE: dict[str, Any] = {
     "vocab_size": 131,
@@ -20,19 +18,6 @@ BASE: dict[str, Any] = {
 
 def test_llama_ignores_a_window() -> None:
     assert LlamaConfig.from_hf(BASE | {"sliding_window": 5}).sliding_window is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "window"), [({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 5}, 5)], ids=str
-)
-def test_mistral_without_the_key_has_the_default_window(changes: dict[str, Any], window: int | None) -> None:
-    assert MistralConfig.from_hf(BASE | changes).sliding_window == window
-
-
-def test_mistral_has_no_biases() -> None:
-    config = MistralConfig.from_hf(BASE | {"attention_bias": True, "mlp_bias": True})
-    assert not config.attention_bias
-    assert not config.mlp_bias
 
 
 def test_a_stretched_rope_reaches_further() -> None:

@@ -1,4 +1,4 @@
-"""Tiny Llama and Mistral configurations for the matrix."""
+"""Tiny Llama configurations for the matrix."""
 
 from __future__ import annotations
 
@@ -32,12 +32,6 @@ def _rope(name: str, notes: str, *, max_model_len: int = 64, max_position: int =
     return _llama(
         name, notes, host={"max_model_len": max_model_len}, rope_parameters=rope, max_position_embeddings=max_position
     )
-
-
-def _mistral(name: str, notes: str, *, host: dict[str, Any] | None = None, **changes: Any) -> Card:
-    """See `_llama`."""
-    config = _BASE | {"model_type": "mistral", "head_dim": 24} | changes
-    return Card(name=f"mistral-{name}", architecture="MistralForCausalLM", config=config, notes=notes, **(host or {}))
 
 
 _WIDE: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 256, "head_dim": 64}
@@ -151,16 +145,6 @@ CARDS: tuple[Card, ...] = (
         host={"kv_cache_dtype": "fp8_e4m3"},
         head_dim=64,
     ),
-    _mistral("window-5", "a window shorter than every sequence and no multiple of a block", sliding_window=5),
-    _mistral(
-        "window-wide",
-        "a window that leaves large blocks behind, in a shape that vendors' kernels take",
-        host={"seq_lens": (61, 9, 40)},
-        head_dim=64,
-        sliding_window=11,
-    ),
-    _mistral("window-40", "a window longer than every sequence", sliding_window=40),
-    _mistral("no-window", "the window is null", sliding_window=None),
     _quantised(
         "fp8-blocks",
         "FP8 with scales per 128 x 128, the last cut short; one projection left out by its published name",

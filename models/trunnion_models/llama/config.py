@@ -1,4 +1,4 @@
-"""Llama and Mistral configurations in the field names of the published `config.json`."""
+"""Llama configuration in the field names of the published `config.json`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LlamaConfig:
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
-    """Tokens a query sees, itself included (Mistral 7B v0.1); None = all. Llama has none."""
+    """Tokens a query sees, itself included; None = all. Llama has none, families built on it may."""
 
     @property
     def max_model_len(self) -> int:
@@ -39,16 +39,3 @@ class LlamaConfig:
         require(config, "hidden_act", "silu", ["silu"])
         config = {"max_position_embeddings": 2048, **config}
         return cls(**read_fields(cls, config, rope=read_rope(config), sliding_window=None, **attention_heads(config)))
-
-
-class MistralConfig(LlamaConfig):
-    """As Llama, without biases and with an optional window over all layers."""
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Read a `config.json`; ConfigError or UnsupportedError names the field."""
-        require(config, "hidden_act", "silu", ["silu"])
-        # The window is 4096 where the key is absent, and none where it is null.
-        config = {"max_position_embeddings": 4096 * 32, "sliding_window": 4096, **config}
-        fixed = {"attention_bias": False, "mlp_bias": False}
-        return cls(**read_fields(cls, config, rope=read_rope(config), **fixed, **attention_heads(config)))

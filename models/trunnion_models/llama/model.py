@@ -1,4 +1,4 @@
-"""Llama decoder (arXiv:2302.13971, arXiv:2407.21783) and Mistral (arXiv:2310.06825)."""
+"""Llama decoder (arXiv:2302.13971, arXiv:2407.21783)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
 from trunnion_models.gated_mlp import GatedMLP
-from trunnion_models.llama.config import LlamaConfig, MistralConfig
+from trunnion_models.llama.config import LlamaConfig
 from trunnion_models.llama.weights import WEIGHT_MAP
 
 
@@ -121,7 +121,3 @@ class LlamaForCausalLM(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden)
-
-
-class MistralForCausalLM(LlamaForCausalLM):
-    config_class = MistralConfig

@@ -1,4 +1,4 @@
-"""Where the tensors of a Llama or Mistral checkpoint go."""
+"""Where the tensors of a Llama checkpoint go."""
 
 from __future__ import annotations
 

@@ -1,0 +1,3 @@
+"""Mistral: Llama without biases, with an optional window over all layers."""
+
+ARCHITECTURES = {"MistralForCausalLM": "model:MistralForCausalLM"}
