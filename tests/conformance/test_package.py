@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-
 import torch
 
 from trunnion.interfaces.attention import AttentionSpec
 from trunnion.interfaces.hardware import EnvironmentProblem, Hardware
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference import ReferenceHardware
+
+from .conftest import is_case, listed
+from .test_groups import SPECS
+from .test_operators import CASES
 
 SPEC = AttentionSpec(num_qo_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, dtype=torch.float32)
 
@@ -42,13 +43,9 @@ def test_report_of_the_reference_is_true(hardware: Hardware) -> None:
 
 
 def test_unsupported_cases_have_reasons(hardware: Hardware) -> None:
-    """A package without `unsupported.py` claims everything."""
-    package = inspect.getmodule(type(hardware))
-    assert package is not None
-    name = package.__name__.rpartition(".")[0]
-    try:
-        listed = importlib.import_module(f"{name}.unsupported").UNSUPPORTED
-    except ModuleNotFoundError as error:
-        assert error.name == f"{name}.unsupported"
-        listed = {}
-    assert all(case and reason for case, reason in listed.items())
+    """A package without `unsupported.py` claims everything; what it refuses of this suite exists."""
+    refused = listed(hardware, "REFUSED")
+    assert all(case and reason for case, reason in (*listed(hardware, "UNSUPPORTED").items(), *refused.items()))
+    operators = (f"{operator}-{case}" for operator, cases in CASES.items() for case in cases)
+    known = [*SPECS, *operators]
+    assert not [key for key in refused if not any(is_case(key, name) for name in known)]

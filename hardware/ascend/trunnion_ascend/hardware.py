@@ -25,6 +25,7 @@ from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup
 from trunnion_ascend import environment
 from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, why_not_fused, why_not_fused_mla
 from trunnion_ascend.fences import EventFence
+from trunnion_ascend.float8 import refuse_cache, refuse_scheme
 from trunnion_ascend.graph_budget import GraphBudget
 from trunnion_ascend.kernels import kernels, why_not
 from trunnion_ascend.kv_events import StreamKVEvents
@@ -91,7 +92,12 @@ class AscendHardware(ReferenceHardware):
         return device
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
-        """The fused operator's; what it cannot run on the reference's, fit for graphs, with the reason."""
+        """The fused operator's; what it cannot run on the reference's, fit for graphs, with the reason.
+
+        Raises:
+            UnsupportedError: a cache in float8 on a chip without it.
+        """
+        refuse_cache(spec, self.soc)
         if isinstance(spec, AttentionSpec):
             reason = why_not_fused(spec, self.soc)
         elif isinstance(spec, MLASpec):
@@ -101,7 +107,12 @@ class AscendHardware(ReferenceHardware):
         return (_fused_group(spec), None) if reason is None else (captured_group(spec), reason)
 
     def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
-        """With weights laid out for torch_npu's products where that pays, or where the chip needs it."""
+        """With weights laid out for torch_npu's products where that pays, or where the chip needs it.
+
+        Raises:
+            UnsupportedError: weights in float8 on a chip without it; the text names layer, scheme, chip and choices.
+        """
+        refuse_scheme(scheme, prefix, self.soc)
         # Imports torch_npu, which cannot be imported without CANN.
         from trunnion_ascend.methods import FractalLinearMethod, Int8LinearMethod
 
@@ -112,6 +123,8 @@ class AscendHardware(ReferenceHardware):
         return super().linear_method(scheme, prefix)
 
     def moe_method(self, scheme: Scheme | None, prefix: str) -> MoEMethod:
+        """With weights of int8 laid out for the grouped products; UnsupportedError as of `linear_method`."""
+        refuse_scheme(scheme, prefix, self.soc)
         from trunnion_ascend.methods import Int8MoEMethod
 
         if isinstance(scheme, W8A8) and self.soc.has_token_scales and self.soc.has_expert_operators:

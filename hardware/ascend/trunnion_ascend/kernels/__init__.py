@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trunnion_ascend.float8 import refused_operators
 from trunnion_ascend.soc import Soc
 
 
 def kernels(soc: Soc) -> Mapping[str, Callable[..., Any]]:
     """Operator of the `trunnion` namespace -> the function of the same signature that runs on devices of `soc`.
 
-    What a function cannot take it declines with a reason (`trunnion.ops.registry.declined`). torch_npu is imported here
-    and not before.
+    What a function cannot take it declines with a reason (`trunnion.ops.registry.declined`); what could not run on the
+    reference either it refuses with an UnsupportedError. torch_npu is imported here and not before.
     """
     from trunnion_ascend.kernels import (
         activation,
@@ -27,7 +28,7 @@ def kernels(soc: Soc) -> Mapping[str, Callable[..., Any]]:
     modules = (activation, moe, norm, quantised_experts, quantised_linear, rotary_embedding, routing)
     found = {name: function for module in modules for name, function in module.kernels().items()}
     absent = why_not(soc)
-    return {name: function for name, function in found.items() if name not in absent}
+    return refused_operators(soc) | {name: function for name, function in found.items() if name not in absent}
 
 
 def why_not(soc: Soc) -> Mapping[str, str]:
@@ -42,6 +43,4 @@ def why_not(soc: Soc) -> Mapping[str, str]:
     if not soc.has_token_scales:
         reason = f"products of int8 take no scale per token on {soc.family}"
         absent |= dict.fromkeys(("w8a8_linear", "w8a8_experts"), reason)
-    if not soc.has_float8:
-        absent |= dict.fromkeys(("block_fp8_linear", "block_fp8_experts"), f"{soc.family} has no float8")
     return absent

@@ -8,6 +8,7 @@ import torch
 import torch_npu
 
 from trunnion.ops.registry import decline
+from trunnion_ascend.float8 import refuse_operand
 from trunnion_ascend.kernels.expert_rows import in_order, product, summed, why_not_experts
 from trunnion_ascend.kernels.quantised_linear import why_not_int8
 
@@ -27,6 +28,7 @@ def w8a8_experts(
     topk_ids: torch.Tensor,
 ) -> torch.Tensor:
     """As `trunnion::w8a8_experts`; the weights' memory may be that of their transposes, in rows or fractal."""
+    refuse_operand("w8a8_experts", w13)
     reason = why_not_int8(x.dtype, w13.dtype) or why_not_experts(w13.shape[0])
     if reason is not None:
         return decline("w8a8_experts", reason, x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids)

@@ -8,6 +8,7 @@ import torch
 import torch_npu
 
 from trunnion.ops.registry import decline
+from trunnion_ascend.float8 import refuse_operand
 
 RESULTS = (torch.float16, torch.bfloat16)
 
@@ -41,6 +42,7 @@ def w8a8_linear(
 
     The weight's memory may be that of its transpose, in rows or fractal.
     """
+    refuse_operand("w8a8_linear", weight)
     if (reason := why_not_int8(x.dtype, weight.dtype)) is not None:
         return decline("w8a8_linear", reason, x, weight, weight_scale, input_scale, bias)
     shape = (*x.shape[:-1], weight.shape[0])

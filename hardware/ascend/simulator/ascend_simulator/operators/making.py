@@ -6,14 +6,25 @@ import torch
 
 from ascend_simulator.rules import Dtype, Int, Int32, Ints, Scalar, Tensor, Tensors, rule
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _refuse_float8(*dtypes: torch.dtype) -> None:
+    """No chip that is simulated casts it: aclnnCast.md, and the lists in ops-math/math/cast/op_api/cast.cpp."""
+    if found := [dtype for dtype in dtypes if dtype in FLOAT8]:
+        raise ValueError(f"no cast from or to {found[0]} on Atlas A2, A3 and inference products")
+
 
 @rule("aclnnInplaceCopy", source="ops-math/conversion/view_copy/docs/aclnnInplaceCopy.md")
 def copy(self: Tensor, source: Tensor) -> None:
+    if self.dtype != source.dtype:
+        _refuse_float8(self.dtype, source.dtype)
     self.copy_(source)
 
 
 @rule("aclnnCast", source="ops-math/math/cast/docs/aclnnCast.md")
 def cast(self: Tensor, dtype: Dtype, out: Tensor) -> None:
+    _refuse_float8(self.dtype, dtype)
     out.copy_(self.to(dtype))
 
 
