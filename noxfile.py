@@ -7,6 +7,7 @@
     nox -s lint                         style, types, the arrows between packages, versions
     nox -s versions                     write ci/versions.toml into every distribution
     nox -s nightly -- cpu               every test, card, planted fault and wheel of a hardware; without a name of all
+    nox -s matrix -- cpu cuda           every card on some hardware, or all: dist/matrix/matrix.html and matrix.json
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on a device that computes nothing
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "ci"))
 
 from environment import Environment  # noqa: E402
-from reports import Report, fresh_folder, sum_folder  # noqa: E402
+from reports import FOLDER, Report, fresh_folder, sum_folder  # noqa: E402
 
 nox.needs_version = ">=2024.3.2"
 nox.options.sessions = ["lint", "test-cpu"]
@@ -42,13 +43,16 @@ nox.options.error_on_external_run = True
 DEFAULT_HARDWARE = "cpu"
 DEFAULT_PROMPT = "What is the capital of France?"
 HARDWARE = sorted(path.parent.name for path in (ROOT / "hardware").glob("*/pyproject.toml"))
-PER_HARDWARE = ("tests/matrix", "tests/conformance")
+MATRIX = "tests/matrix"
+PER_HARDWARE = (MATRIX, "tests/conformance")
 """Suites that take `--hardware NAME`."""
 SIMULATED = "tests/simulators/trunnion_sim"
 """A hardware package over the capture simulator; it is named by its folder and never installed."""
 APART = (*PER_HARDWARE, "tests/wheels", "tests/mutations", "tests/simulators")
 """Folders under tests/ that need something built, or a session of their own."""
 COMMON = (*sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()), "models/tests")
+OUTCOMES = "matrix.json"
+"""What became of every cell of the matrix, in the folder of a session's reports."""
 QUICK = ("-m", "not nightly")
 THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 """Test tensors are tiny: more threads would only wait for each other."""
@@ -104,12 +108,39 @@ def nightly(session: nox.Session) -> None:
         _pytest(env, _suites(hardware), reports)
         if hardware == DEFAULT_HARDWARE:
             simulated.mkdir()
-            _pytest(env, ["tests/matrix", "tests/simulators"], simulated, hardware=SIMULATED)
+            _pytest(env, [MATRIX, "tests/simulators"], simulated, hardware=SIMULATED)
             _pytest(env, ["tests/mutations"], reports)
         elif patches := _mutations(hardware):
             _pytest(env, ["tests/mutations"], reports, "--patches", patches)
         _build_and_try_wheels(env, reports)
+    _write_matrix(session, folder, is_whole=not session.posargs)
     _finish(session, "nightly")
+
+
+@nox.session(venv_backend="none")
+def matrix(session: nox.Session) -> None:
+    """Write dist/matrix/ and README's table from every card on all hardware: `-- cpu cuda` picks, `--quick` is short.
+
+    README's table is written of the whole only. With `--page` nothing is run: the page is made of what the last
+    sessions left, whichever they were.
+    """
+    chosen = [word for word in session.posargs if not word.startswith("-")]
+    options = [word for word in session.posargs if word.startswith("-")]
+    choices = (*HARDWARE, "sim")
+    if unknown := sorted({*chosen} - {*choices} | {*options} - {"--quick", "--page"}):
+        session.error(f"unknown: {', '.join(unknown)}; choices: {', '.join(choices)}, --quick, --page")
+    if "--page" in options:
+        _write_matrix(session, FOLDER, is_whole=False)
+        return
+    folder = fresh_folder("matrix")
+    for name in chosen or choices:
+        env = Environment(session, DEFAULT_HARDWARE if name == "sim" else name)
+        env.prepare("checkpoints", "tests", "lint", "toolkit")
+        (folder / name).mkdir()
+        quick = QUICK if "--quick" in options else ()
+        _pytest(env, [MATRIX], folder / name, *quick, hardware=SIMULATED if name == "sim" else "")
+    _write_matrix(session, folder, is_whole=not session.posargs)
+    _finish(session, "matrix")
 
 
 @nox.session(name="test-simulators", venv_backend="none")
@@ -117,7 +148,7 @@ def test_simulators(session: nox.Session) -> None:
     """Run the capture simulator's tests, and the matrix on it: a simulation, which proves no real device."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
     reports = fresh_folder("test-simulators")
-    _pytest(env, ["tests/matrix", "tests/simulators"], reports, *QUICK, hardware=SIMULATED)
+    _pytest(env, [MATRIX, "tests/simulators"], reports, *QUICK, hardware=SIMULATED)
     _finish(session, "test-simulators")
 
 
@@ -202,10 +233,21 @@ def _pytest(env: Environment, folders: Sequence[str], reports: Path, *options: s
     for folder in folders:
         paths[folder] = reports / f"{folder.replace('/', '-')}.xml"
         name = ("--hardware", hardware or env.hardware) if folder in PER_HARDWARE else ()
-        report = (f"--junitxml={paths[folder]}", "-o", f"junit_suite_name={folder}")
+        report = [f"--junitxml={paths[folder]}", "-o", f"junit_suite_name={folder}"]
+        if folder == MATRIX:
+            report.append(f"--outcomes={reports / OUTCOMES}")
         commands[folder] = ("python", "-m", "pytest", "-q", folder, *name, *plugin, *options, *report)
     for folder, succeeded in env.run_side_by_side(commands, variables).items():
         Report.confirm(paths[folder], folder, succeeded)
+
+
+def _write_matrix(session: nox.Session, reports: Path, *, is_whole: bool) -> None:
+    """The page of all outcomes under `reports`, and README's table if they are of everything."""
+    found = sorted(reports.rglob(OUTCOMES), key=lambda path: path.stat().st_mtime)
+    if not found:
+        session.error("no session has left outcomes of the matrix: run `nox -s matrix`")
+    command = [sys.executable, "ci/matrix_report", *map(str, found), "--out", "dist/matrix"]
+    session.run(*command, *(("--summary", "README.md") if is_whole else ()), external=True)
 
 
 def _simulator(hardware: str) -> tuple[tuple[str, ...], Mapping[str, str]]:

@@ -42,7 +42,7 @@ def matrix(table: Table, hardware: str, chosen: Sequence[str] | None, only: str 
     if missing := [name for name in ("transformers", "pytest") if find_spec(name) is None]:
         table.add("matrix", "all cards", SKIPPED, f"{' and '.join(missing)} not installed")
         return
-    from tests.matrix.conftest import Case, cards
+    from tests.matrix.cases import Case, cards
     from tests.matrix.hf_reference import build_reference
 
     from trunnion.config import DTYPES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.matrix.conftest import quick_cards
+from tests.matrix.cases import quick_cards
 from tests.matrix.hf_reference import build_reference
 
 from trunnion_models.card import Card

@@ -1,10 +1,9 @@
-"""The parameters of the matrix: every card of every family, on one hardware package, in every mode."""
+"""The parameters of the matrix's tests, and the benches that cases share."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,80 +11,27 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from trunnion import registry
-from trunnion.config import DTYPES
-from trunnion.interfaces.runner import Mode
 from trunnion_models.card import Card
 
-from .bench import Bench, load_bench
-from .hf_reference import Reference, build_reference
-from .modes import MODES
-
-SERVED = "served"
-"""The mode of cases that run through the C++ host instead of the host double."""
-SHORT = {"float32": "fp32", "bfloat16": "bf16"}
-"""Dtypes of the matrix, and how test ids call them."""
+from .benches import Benches
+from .cases import cards, cases, load_hardware
+from .outcomes import DeviceHook, Outcomes
 
 
-@dataclass(frozen=True)
-class Case:
-    """One cell of the matrix."""
-
-    card: Card
-    hardware: str
-    dtype: str
-    mode: str
-    execution: Mode | None = None
-    """How steps are executed, where the hardware has several ways."""
-
-    @property
-    def name(self) -> str:
-        execution = "" if self.execution is None else f"-{self.execution.value}"
-        return f"{self.card.name}-{self.hardware}-{SHORT[self.dtype]}-{self.mode}{execution}"
-
-    @property
-    def fixture(self) -> str:
-        """What a test that runs the case calls it."""
-        if self.mode != SERVED:
-            return "case"
-        return "served_case" if self.card.pooling is None else "embedded_case"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """How a package's `UNSUPPORTED` may name this case, alone or with others."""
-        card, dtype = self.card.name, f"{self.card.name}-{SHORT[self.dtype]}"
-        return card, dtype, f"{dtype}-{self.mode}"
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--outcomes", metavar="FILE", type=Path, help="write what became of every cell of the matrix, as JSON"
+    )
 
 
-def cards() -> list[Card]:
-    """The cards of every model family, quick ones first."""
-    found = [
-        card for family in registry.model_families() for card in importlib.import_module(f"{family.package}.card").CARDS
-    ]
-    return sorted(found, key=lambda card: not card.quick)
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(DeviceHook)
 
 
-def cases(hardware: str) -> list[Case]:
-    """All cells, those of one card, dtype and execution side by side. Hosts are served as the package executes."""
-    executions = registry.hardware(hardware).execution_modes or (None,)
-    ways = [*((mode, execution) for execution in executions for mode in MODES), (SERVED, None)]
-    return [
-        Case(card, hardware, dtype, mode, execution)
-        for card in cards()
-        for dtype in (SHORT if card.bf16 else ("float32",))
-        for mode, execution in ways
-        # A draft is served with its target (test_draft.py).
-        if mode != SERVED or not card.draft
-    ]
-
-
-def quick_cards() -> list[Card]:
-    """The cards that run with every change, but for drafts, which do not run alone: one per family and its pooling."""
-    return [card for card in cards() if card.quick and not card.draft]
-
-
-def load_hardware(choice: str) -> str:
-    """The name of the package that `--hardware` picks; one that is given by its folder is loaded from there."""
-    return registry.load_hardware_from(Path(choice)).name if Path(choice).is_dir() else choice
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--outcomes", None)
+    if path is not None:
+        config.pluginmanager.register(Outcomes(path, config))
 
 
 def unsupported(hardware: str) -> Mapping[str, str]:
@@ -115,37 +61,6 @@ def _parameter(
     # Strict: a case that is listed and passes fails the run.
     marks += [pytest.mark.xfail(reason=listed[key], strict=True) for key in keys if key in listed]
     return pytest.param(value, id=name, marks=marks)
-
-
-class Benches:
-    """The bench of the last case and its reference: cases that can share one follow each other."""
-
-    def __init__(self, folders: pytest.TempPathFactory) -> None:
-        self._folders = folders
-        self._reference: tuple[tuple[str, str], Reference] | None = None
-        self._bench: tuple[tuple[str, str, str, Mode | None], Bench] | None = None
-
-    def open(self, case: Case) -> Bench:
-        """The bench of a case."""
-        key = (case.card.name, case.hardware, case.dtype, case.execution)
-        if self._bench is None or self._bench[0] != key:
-            self.close()
-            bench = load_bench(case.card, case.hardware, case.dtype, self._refer_to(case), execution=case.execution)
-            self._bench = key, bench
-        return self._bench[1]
-
-    def close(self) -> None:
-        """Close the last bench."""
-        if self._bench is not None:
-            self._bench[1].close()
-        self._bench = None
-
-    def _refer_to(self, case: Case) -> Reference:
-        key = (case.card.name, case.dtype)
-        if self._reference is None or self._reference[0] != key:
-            folder = self._folders.mktemp(case.card.name)
-            self._reference = key, build_reference(case.card, DTYPES[case.dtype], folder)
-        return self._reference[1]
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import torch
 from trunnion import registry
 
 from .bench import Comparison, load_bench
-from .conftest import cards, load_hardware
+from .cases import cards, load_hardware
 from .hf_reference import Reference
 from .modes import MODES
 

@@ -22,7 +22,7 @@ from trunnion.interfaces.runner import Mode
 from trunnion.runner.draft import check_layers
 from trunnion.runner.model_executor import ModelExecutor
 
-from .conftest import load_hardware
+from .cases import load_hardware
 from .draft_double import DraftChunk, DraftDouble, SpeculatingHost, make_pair
 from .host_double import Chunk, HostDouble
 from .trained_draft import TrainedDraft, save_trained_draft

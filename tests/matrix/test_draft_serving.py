@@ -15,7 +15,7 @@ from trunnion import registry
 from trunnion_host.serving import HostConfig, InvalidError, SamplingParams, ServingHost, Stats
 from trunnion_models.llama.card import CARDS
 
-from .conftest import load_hardware
+from .cases import load_hardware
 from .hf_reference import build_reference
 from .trained_draft import TrainedDraft, save_trained_draft
 

@@ -9,7 +9,8 @@ import torch
 
 from trunnion_models.card import Card
 
-from .conftest import Benches, Case
+from .benches import Benches
+from .cases import Case
 from .hf_reference import build_reference, sensitivity
 from .modes import NEEDS_SHARED_BLOCKS, compare
 

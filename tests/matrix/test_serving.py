@@ -17,7 +17,7 @@ from trunnion_host.serving import HostConfig, Image, SamplingParams, ServingHost
 from trunnion_models.card import ROUNDED_TOLERANCE, Card
 
 from .bench import encoder_rows
-from .conftest import Case
+from .cases import Case
 from .hf_images import ReferenceImage, run_row
 from .hf_reference import Reference, build_reference, load_reference, logits_of
 

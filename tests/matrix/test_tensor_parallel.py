@@ -14,7 +14,7 @@ from trunnion import registry
 from trunnion.interfaces.hardware import Hardware
 from trunnion_models.card import Card
 
-from .conftest import cards, load_hardware
+from .cases import cards, load_hardware
 from .hf_reference import build_reference
 
 TESTS = Path(__file__).resolve().parent.parent

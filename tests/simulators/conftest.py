@@ -12,7 +12,7 @@ import torch
 # The simulated package is not installed, and lies beside its tests; the matrix lends cards and its host.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent.parent)]
 
-from tests.matrix.conftest import quick_cards  # noqa: E402
+from tests.matrix.cases import quick_cards  # noqa: E402
 from tests.matrix.hf_reference import build_reference  # noqa: E402
 from trunnion_sim.hardware import SimHardware  # noqa: E402
 

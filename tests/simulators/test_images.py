@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from capture import DeviceMonitor
-from tests.matrix.conftest import quick_cards
+from tests.matrix.cases import quick_cards
 from tests.matrix.hf_images import ReferenceImage
 from tests.matrix.host_double import Chunk, Request
 

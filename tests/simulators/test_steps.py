@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from capture import SimulatedFault
-from tests.matrix.conftest import quick_cards
+from tests.matrix.cases import quick_cards
 from tests.matrix.host_double import Chunk
 from trunnion_sim.hardware import SimHardware
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.matrix.bench import load_bench
-from tests.matrix.conftest import cards
+from tests.matrix.cases import cards
 from tests.matrix.hf_reference import build_reference
 from tests.matrix.modes import compare
 

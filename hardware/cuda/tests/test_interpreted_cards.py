@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.matrix.conftest import Benches, cases, quick_cards
+from tests.matrix.benches import Benches
+from tests.matrix.cases import cases, quick_cards
 from tests.matrix.modes import MODES, NEEDS_SHARED_BLOCKS, compare
 
 QUICK = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conformance.tiny_llama import VOCAB, write_tiny_llama
-from tests.matrix.conftest import quick_cards
+from tests.matrix.cases import quick_cards
 from tests.matrix.hf_reference import build_reference
 from tests.matrix.host_double import Chunk, HostDouble, Request
 

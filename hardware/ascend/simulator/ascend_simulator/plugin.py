@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from ascend_simulator.install import DEFAULT_SOC, install, is_needed, simulation
@@ -36,6 +38,19 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     except ModuleNotFoundError as error:
         raise pytest.UsageError(str(error)) from error
     install(soc_name=early_config.known_args_namespace.soc)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_matrix_device() -> Mapping[str, object]:
+    """What the matrix's outcomes say of the device."""
+    import torch
+
+    name = torch.npu.get_device_name()
+    try:
+        simulation()
+    except LookupError:
+        return {"simulated": False, "description": ON_DEVICE.format(name=name), "not_verified": []}
+    return {"simulated": True, "description": SIMULATED.format(name=name), "not_verified": list(NOT_VERIFIED)}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     is_nightly = any(item.get_closest_marker("nightly") for item in session.items)
     if is_nightly and not session.config.option.collectonly and torch.cuda.get_device_name() == SIMULATED_NAME:
         prepare_nightly_modules()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_matrix_device() -> Mapping[str, object]:
+    """What the matrix's outcomes say of the device."""
+    name = torch.cuda.get_device_name()
+    if name != SIMULATED_NAME:
+        return {"simulated": False, "description": ON_DEVICE.format(name=name), "not_verified": []}
+    return {"simulated": True, "description": SIMULATED, "not_verified": list(NOT_VERIFIED)}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
