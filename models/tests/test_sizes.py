@@ -93,6 +93,30 @@ QWEN3_NEXT_80B = {
     "num_key_value_heads": 2,
     "head_dim": 256,
 }
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+}
+QWEN1_5_MOE_A2_7B = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+}
 QWEN2_5_VL_7B = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "vocab_size": 152064,
@@ -123,6 +147,8 @@ PUBLISHED = [
     pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
     pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
+    pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),
+    pytest.param(QWEN1_5_MOE_A2_7B, 14_315_784_192, id="Qwen1.5-MoE-A2.7B"),
     pytest.param(QWEN2_5_VL_3B, 3_754_622_976, id="Qwen2.5-VL-3B"),
     pytest.param(QWEN2_5_VL_7B, 8_292_166_656, id="Qwen2.5-VL-7B"),
 ]

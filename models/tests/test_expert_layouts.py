@@ -1,0 +1,155 @@
+"""Experts in every layout that published checkpoints have, each loaded by the families that use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from trunnion.config import BuildContext
+from trunnion.errors import WeightsError
+from trunnion.interfaces.collectives import ParallelGroup
+from trunnion.layers.fused_moe import FusedMoE, Router
+from trunnion.reference import ReferenceHardware
+from trunnion.weights.loader import load_weights
+from trunnion.weights.name_map import WeightMap
+from trunnion.weights.safetensors_source import SafetensorsSource
+from trunnion_models.qwen2_moe.weights import WEIGHT_MAP as QWEN2_MOE
+from trunnion_models.qwen3_moe.weights import WEIGHT_MAP as QWEN3_MOE
+
+EXPERTS = 4
+
+
+@dataclass(frozen=True)
+class Experts:
+    """What a layer's router and experts are, whatever their layout: router [E, H], gate and up [E, I, H], down."""
+
+    router: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+
+
+Layout = Callable[[Experts], dict[str, torch.Tensor]]
+
+
+def random_experts(hidden: int, intermediate: int) -> Experts:
+    torch.manual_seed(0)
+    rows = (EXPERTS, intermediate, hidden)
+    return Experts(torch.randn(EXPERTS, hidden), torch.randn(rows), torch.randn(rows), torch.randn(rows).mT)
+
+
+def per_expert(block: str, gate: str, up: str, down: str) -> Layout:
+    def store(experts: Experts) -> dict[str, torch.Tensor]:
+        parts = {gate: experts.gate, up: experts.up, down: experts.down}
+        single = {f"{block}.experts.{e}.{name}.weight": parts[name][e] for e in range(EXPERTS) for name in parts}
+        return {f"{block}.gate.weight": experts.router, **single}
+
+    return store
+
+
+def stacked(experts: Experts) -> dict[str, torch.Tensor]:
+    """As transformers 5 names them; `stacked_transposed` as Qwen3-VL-MoE was published."""
+    return {
+        "mlp.gate.weight": experts.router,
+        "mlp.experts.gate_up_proj": torch.cat((experts.gate, experts.up), dim=1),
+        "mlp.experts.down_proj": experts.down,
+    }
+
+
+def stacked_transposed(experts: Experts) -> dict[str, torch.Tensor]:
+    return {name: tensor.mT if tensor.dim() == 3 else tensor for name, tensor in stacked(experts).items()}
+
+
+class Layer(nn.Module):
+    """The router and the experts of a decoder's layer, under the names that families give them."""
+
+    def __init__(self, hidden: int, intermediate: int, ctx: BuildContext) -> None:
+        super().__init__()
+        self.mlp = nn.Module()
+        self.mlp.gate = Router(hidden, EXPERTS, ctx=ctx, prefix="mlp.gate")
+        self.mlp.experts = FusedMoE(EXPERTS, 2, hidden, intermediate, renormalize=True, ctx=ctx, prefix="mlp.experts")
+
+
+def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """In two files and as layer 0, so that one layer's experts lie in both."""
+    names = {name: f"model.layers.0.{name}" for name in tensors}
+    weight_map = {}
+    for number, half in enumerate((list(names)[::2], list(names)[1::2])):
+        file = f"model-{number + 1:05}-of-00002.safetensors"
+        save_file({names[name]: tensors[name].contiguous() for name in half}, folder / file)
+        weight_map |= {names[name]: file for name in half}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def load(folder: Path, weight_map: WeightMap, hidden: int, intermediate: int, rank: int, size: int) -> nn.Module:
+    parallel = ParallelGroup(rank=rank, size=size)
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, parallel=parallel)
+    with torch.device("meta"):
+        layer = Layer(hidden, intermediate, ctx)
+        model = nn.ModuleDict({"model": nn.ModuleDict({"layers": nn.ModuleList([layer])})})
+    load_weights(model, SafetensorsSource(folder), weight_map, dtype=torch.float32, device=torch.device("cpu"))
+    return layer.mlp
+
+
+QWEN = per_expert("mlp", "gate_proj", "up_proj", "down_proj")
+LAYOUTS = [
+    pytest.param(QWEN3_MOE, QWEN, id="qwen3_moe-per-expert"),
+    pytest.param(QWEN3_MOE, stacked, id="qwen3_moe-stacked"),
+    pytest.param(QWEN3_MOE, stacked_transposed, id="qwen3_moe-transposed"),
+    pytest.param(QWEN2_MOE, QWEN, id="qwen2_moe-per-expert"),
+    pytest.param(QWEN2_MOE, stacked, id="qwen2_moe-stacked"),
+]
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 2)], ids=["whole", "second-of-two"])
+@pytest.mark.parametrize(("weight_map", "layout"), LAYOUTS)
+def test_a_layout_fills_each_expert_with_its_own(
+    weight_map: WeightMap, layout: Layout, rank: int, size: int, tmp_path: Path
+) -> None:
+    hidden, intermediate = 64, 128
+    experts = random_experts(hidden, intermediate)
+    save(tmp_path, layout(experts))
+    loaded = load(tmp_path, weight_map, hidden, intermediate, rank, size)
+    own = slice(rank * intermediate // size, (rank + 1) * intermediate // size)
+    assert torch.equal(loaded.gate.weight, experts.router)
+    assert torch.equal(loaded.experts.w13, torch.cat((experts.gate[:, own], experts.up[:, own]), dim=1))
+    assert torch.equal(loaded.experts.w2, experts.down[:, :, own])
+
+
+@pytest.mark.parametrize(("weight_map", "layout"), [pytest.param(QWEN3_MOE, QWEN, id="qwen3_moe-per-expert")])
+@pytest.mark.parametrize(("hidden", "intermediate"), [(64, 32), (64, 64)], ids=["H-is-2I", "H-is-I"])
+def test_names_say_which_way_a_square_lies(
+    weight_map: WeightMap, layout: Layout, hidden: int, intermediate: int, tmp_path: Path
+) -> None:
+    experts = random_experts(hidden, intermediate)
+    save(tmp_path, layout(experts))
+    loaded = load(tmp_path, weight_map, hidden, intermediate, 0, 1)
+    assert torch.equal(loaded.experts.w13, torch.cat((experts.gate, experts.up), dim=1))
+    assert torch.equal(loaded.experts.w2, experts.down)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "name"), [(64, 32, "gate_up_proj"), (64, 64, "down_proj")], ids=["H-is-2I", "H-is-I"]
+)
+@pytest.mark.parametrize("layout", [stacked, stacked_transposed])
+def test_a_square_that_names_leave_open_is_refused(
+    layout: Layout, hidden: int, intermediate: int, name: str, tmp_path: Path
+) -> None:
+    save(tmp_path, layout(random_experts(hidden, intermediate)))
+    with pytest.raises(WeightsError, match=rf"ambiguous layout: model\.layers\.0\.mlp\.experts\.{name}"):
+        load(tmp_path, QWEN3_MOE, hidden, intermediate, 0, 1)
+
+
+def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
+    tensors = QWEN(random_experts(64, 128))
+    del tensors["mlp.experts.2.up_proj.weight"]
+    save(tmp_path, tensors)
+    with pytest.raises(WeightsError, match=r"1 missing: model\.layers\.0\.mlp\.experts\.2\.up_proj\.weight"):
+        load(tmp_path, QWEN3_MOE, 64, 128, 0, 1)
