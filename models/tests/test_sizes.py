@@ -137,6 +137,14 @@ QWEN2_5_VL_3B = QWEN2_5_VL_7B | {
     "tie_word_embeddings": True,
     "vision_config": {"hidden_size": 1280, "out_hidden_size": 2048},
 }
+OLMO_2_7B = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "vocab_size": 100352,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 
 PUBLISHED = [
     pytest.param(SMOLLM2_135M, 134_515_008, id="SmolLM2-135M"),
@@ -145,6 +153,7 @@ PUBLISHED = [
     pytest.param(QWEN2_5_0_5B, 494_032_768, id="Qwen2.5-0.5B"),
     pytest.param(QWEN3_0_6B, 596_049_920, id="Qwen3-0.6B"),
     pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
+    pytest.param(OLMO_2_7B, 7_298_617_344, id="OLMo-2-7B"),
     pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
     pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),
