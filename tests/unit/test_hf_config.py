@@ -37,6 +37,7 @@ SUPPORTED = [
     "llama-3.2-1b",
     "olmo3.1-32b",
     "pygmalion-7b-llama1",
+    "qwen3-30b-a3b",
     "qwen3-8b-fp8",
     "wizard-vicuna-30b-gptq-sidecar",
 ]
