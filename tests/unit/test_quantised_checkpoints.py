@@ -267,6 +267,54 @@ def test_scales_follow_every_cut(tmp_path: Path, scheme: Scheme, size: int) -> N
         assert torch.equal(w2, dense["mlp.experts.1.down_proj"].chunk(size, 1)[rank])
 
 
+class Fused(nn.Module):
+    """A layer whose checkpoint holds q, k and v as one, as Phi-3's does."""
+
+    def __init__(self, ctx: BuildContext) -> None:
+        super().__init__()
+        self.qkv_proj = QKVParallelLinear(200, 48, 4, 2, ctx=ctx, prefix="qkv_proj")
+        self.qkv_proj.keeps_dense_weight = True
+
+
+def load_fused(folder: Path, scheme: Scheme, rank: int, size: int) -> Fused:
+    ctx = BuildContext(
+        hardware=ReferenceHardware(), dtype=torch.float32, parallel=ParallelGroup(rank=rank, size=size),
+        quantization=Everything(scheme),
+    )  # fmt: skip
+    weight_map = WeightMap(cut={"qkv_proj": ("q", "k", "v")})
+    with torch.device("meta"):
+        model = Fused(ctx)
+    load_weights(model, SafetensorsSource(folder), weight_map, dtype=torch.float32, device=torch.device("cpu"))
+    return model
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    "shape", [(384, 1), (384,), (1,), ()], ids=["column", "per row", "one", "one without dimension"]
+)
+def test_scales_of_a_tensor_that_is_fused_in_the_checkpoint_follow_its_parts(
+    tmp_path: Path, shape: tuple[int, ...], size: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (384, 200), generator=generator, dtype=torch.int8)
+    scale = torch.rand(shape, generator=generator) + 0.1
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": compressed()}))
+    save_file({"qkv_proj.weight": weight, "qkv_proj.weight_scale": scale}, tmp_path / "model.safetensors")
+    dense = (weight * scale.reshape(-1, 1)).split([192, 96, 96])
+    for rank in range(size):
+        model = load_fused(tmp_path, W8A8(dtype=torch.int8, per_row=scale.numel() > 1), rank, size)
+        wanted = torch.cat([part.chunk(size)[rank] for part in dense])
+        assert torch.equal(model.qkv_proj.dense_weight(), wanted)
+
+
+def test_blocks_that_lie_in_two_parts_of_a_fused_tensor_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": BLOCKS}))
+    tensors = {"qkv_proj.weight": torch.zeros(384, 200).to(E4M3), "qkv_proj.weight_scale_inv": torch.ones(3, 2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedError, match=r"qkv_proj\.weight_scale_inv: scales per block"):
+        load_fused(tmp_path, BlockFP8(), 0, 1)
+
+
 def test_what_a_layer_computes(tmp_path: Path) -> None:
     dense = save(tmp_path, BlockFP8())
     model = load(tmp_path, Everything(BlockFP8()))

@@ -311,6 +311,57 @@ def test_a_progress_bar_goes_to_stderr(load: Load, capsys: pytest.CaptureFixture
     assert not capsys.readouterr().err
 
 
+CUT_MAP = WeightMap(cut={"qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up")})
+
+
+def fused_checkpoint() -> Tensors:
+    """The same, with q, k and v, and gate and up, stored as one."""
+    tensors = checkpoint()
+    for index in range(2):
+        layer = f"model.layers.{index}"
+        for fused, parts, leaves in (
+            ("qkv_proj", ("q_proj", "k_proj", "v_proj"), ("weight", "bias")),
+            ("gate_up_proj", ("gate_proj", "up_proj"), ("weight",)),
+        ):
+            for leaf in leaves:
+                tensors[f"{layer}.{fused}.{leaf}"] = torch.cat(
+                    [tensors.pop(f"{layer}.{part}.{leaf}") for part in parts]
+                )
+    return tensors
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_each_rank_takes_its_share_of_each_part_of_a_fused_tensor(load: Load, size: int) -> None:
+    for rank in range(size):
+        separate, fused = build(rank=rank, size=size), build(rank=rank, size=size)
+        load(separate, checkpoint())
+        report = load(fused, fused_checkpoint(), CUT_MAP)
+        for (name, expected), got in zip(separate.named_parameters(), fused.parameters(), strict=True):
+            assert torch.equal(got, expected), (rank, name)
+        assert report.num_used == len(fused_checkpoint())
+
+
+def test_a_missing_fused_tensor_is_named_once(load: Load) -> None:
+    tensors = fused_checkpoint()
+    del tensors["model.layers.1.qkv_proj.weight"]
+    with pytest.raises(WeightsError, match=r"1 missing: model\.layers\.1\.qkv_proj\.weight$"):
+        load(build(), tensors, CUT_MAP)
+
+
+def test_a_fused_tensor_of_a_wrong_shape_is_named_with_both(load: Load) -> None:
+    tensors = fused_checkpoint()
+    # As many rows as query heads alone would have.
+    tensors["model.layers.0.qkv_proj.weight"] = torch.zeros(3 * HEADS * HEAD_DIM, HIDDEN)
+    with pytest.raises(WeightsError, match=r"qkv_proj\.weight \[96, 16\] \(the model wants \[64, 16\]\)"):
+        load(build(), tensors, CUT_MAP)
+
+
+def test_parts_beside_the_fused_tensor_are_unexpected(load: Load) -> None:
+    tensors = fused_checkpoint() | {"model.layers.0.q_proj.weight": torch.zeros(HEADS * HEAD_DIM, HIDDEN)}
+    with pytest.raises(WeightsError, match=r"1 unexpected: model\.layers\.0\.q_proj\.weight$"):
+        load(build(), tensors, CUT_MAP)
+
+
 EXPERTS, ROWS, COLUMNS = 3, 4, 6
 EXPERT_MAP = WeightMap(experts=(ExpertRule(),))
 

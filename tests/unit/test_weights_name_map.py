@@ -18,6 +18,7 @@ SPARSE = WeightMap(
     ignore=(*COMMON_IGNORE, (r"^mtp", "multi-token prediction is not run")),
 )
 MIXTRAL = WeightMap(experts=(ExpertRule(block="block_sparse_moe.experts", gate="w1", up="w3", down="w2"),))
+CUT = WeightMap(cut={"qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up")})
 LAYER = "model.layers.3"
 
 
@@ -49,6 +50,9 @@ LAYER = "model.layers.3"
         (MIXTRAL, f"{LAYER}.block_sparse_moe.experts.1.w1.weight", f"{LAYER}.block_sparse_moe.experts.w13", "1.gate"),
         (MIXTRAL, f"{LAYER}.block_sparse_moe.experts.1.w3.weight", f"{LAYER}.block_sparse_moe.experts.w13", "1.up"),
         (MIXTRAL, f"{LAYER}.block_sparse_moe.experts.1.w2.weight", f"{LAYER}.block_sparse_moe.experts.w2", "1.down"),
+        (CUT, f"{LAYER}.self_attn.qkv_proj.weight", f"{LAYER}.self_attn.qkv_proj.weight", "q+k+v"),
+        (CUT, f"{LAYER}.mlp.gate_up_proj.weight_scale", f"{LAYER}.mlp.gate_up_proj.weight_scale", "gate+up"),
+        (CUT, f"{LAYER}.mlp.my_gate_up_proj.weight", f"{LAYER}.mlp.my_gate_up_proj.weight", ""),
     ],
 )
 def test_a_tensor_goes_to_its_parameter(weight_map: WeightMap, name: str, param: str, part: str) -> None:
@@ -94,6 +98,12 @@ def test_messages_name_tensors_as_the_checkpoint_does(name: str) -> None:
     resolved = DENSE.resolve(name)
     assert isinstance(resolved, list)
     assert [DENSE.checkpoint_name(target) for target in resolved] == [name]
+
+
+@pytest.mark.parametrize("part", ["k", "q+k+v"])
+def test_messages_name_a_fused_tensor_by_its_one_name(part: str) -> None:
+    name = "model.layers.3.self_attn.qkv_proj.weight"
+    assert CUT.checkpoint_name(Target(name, part)) == name
 
 
 def test_messages_name_an_experts_tensor_as_the_checkpoint_does() -> None:

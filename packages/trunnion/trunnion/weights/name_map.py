@@ -43,7 +43,8 @@ COMMON_TIED: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 class Target(NamedTuple):
-    """A part of a parameter. Part "" is the whole; `*.gate_up` and `*.down` are all experts stacked in dimension 0."""
+    """A part of a parameter. Part "" is the whole; `*.gate_up` and `*.down` are all experts stacked in dimension 0;
+    `q+k+v` are several parts, the rows of one after those of the other."""
 
     param: str
     part: str = ""
@@ -122,6 +123,9 @@ class WeightMap:
     experts: tuple[ExpertRule, ...] = ()
     fuse: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Fused module -> part -> module in the checkpoint, e.g. `{"qkv_proj": {"q": "q_proj", ...}}`."""
+    cut: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Module that is one in the checkpoint as well -> its parts in the order of their rows there, e.g.
+    `{"qkv_proj": ("q", "k", "v")}`: each rank takes its share of each part."""
     tied: Mapping[str, str] = field(default_factory=lambda: dict(COMMON_TIED))
     """Parameter -> the parameter it may share; optional in the checkpoint when the model shares it."""
 
@@ -146,6 +150,9 @@ class WeightMap:
                 found = _whole(re.escape(module))
                 if found.search(renamed):
                     return [Target(found.sub(fused, renamed), part)]
+        for module, names in self.cut.items():
+            if _whole(re.escape(module)).search(renamed):
+                return [Target(renamed, "+".join(names))]
         return [Target(renamed)]
 
     def renamed(self, name: str) -> str:
@@ -164,6 +171,9 @@ class WeightMap:
             pattern = _whole(re.escape(fused))
             if target.part in parts and pattern.search(target.param):
                 return pattern.sub(parts[target.part], target.param)
+        for module, names in self.cut.items():
+            if target.part in (*names, "+".join(names)) and _whole(re.escape(module)).search(target.param):
+                return target.param
         return target.param if not target.part else f"{target.param}[{target.part}]"
 
 

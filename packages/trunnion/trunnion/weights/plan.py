@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from trunnion.weights.source import TensorInfo, WeightSource
 class Piece:
     """`parameter[placement.target] = view(checkpoint tensor)[placement.source]`.
 
-    `expert` and `rows` cut a part out of a stack of experts before the placement's own cut.
+    `expert` and `rows` cut a part out of a stack, of experts or of a layer's parts, before the placement's own cut.
     """
 
     param: str
@@ -36,8 +37,10 @@ class Piece:
         if self.transposed:
             tensor = tensor.transpose(0, 1)
         if self.placement.loose:
-            tensor = tensor.reshape(self.placement.shape)
-        return tensor if self.rows is None else tensor[self.rows]
+            tensor = tensor.reshape(-1)
+        if self.rows is not None:
+            tensor = tensor[self.rows]
+        return tensor.reshape(self.placement.shape) if self.placement.loose else tensor
 
 
 @dataclass(kw_only=True)
@@ -110,11 +113,12 @@ def plan_load(
         if default is not None and Target(param) not in filled:
             plan.defaults[param] = default
         elif param not in tied:
-            problems["missing"] += [
+            # One tensor may be missing in several parts.
+            problems["missing"] += dict.fromkeys(
                 weight_map.checkpoint_name(Target(param, part))
                 for part in placements_of(tensor)
                 if Target(param, part) not in filled
-            ]
+            )
     if any(problems.values()):
         raise WeightsError(_describe(model, source, problems))
     return plan
@@ -150,6 +154,8 @@ def _pieces(
     placements = placements_of(parameter)
     if target.part.startswith("*."):
         return _stacked_pieces(target, info, placements, name, problems)
+    if "+" in target.part:
+        return _cut_pieces(target, info, placements, name, problems)
     placement = placements.get(target.part)
     if placement is None:
         problems["unexpected"].append(name)
@@ -157,6 +163,33 @@ def _pieces(
     if not placement.accepts(info.shape):
         problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {list(placement.shape)})")
     return [Piece(param=target.param, part=target.part, placement=placement)]
+
+
+def _cut_pieces(
+    target: Target, info: TensorInfo, placements: Mapping[str, Placement], name: str, problems: dict[str, list[str]]
+) -> list[Piece]:
+    """Cut the rows of a module that is one in the checkpoint as well; one number goes to all of its parts."""
+    parts = target.part.split("+")
+    if not set(parts) <= set(placements):
+        problems["unexpected"].append(name)
+        return []
+    wanted = [placements[part] for part in parts]
+    shape, loose = wanted[0].shape, wanted[0].loose
+    if not loose and target.param.rpartition(".")[2] not in ("weight", "bias"):
+        # A scale per block may belong to the end of one part and the start of the next.
+        raise UnsupportedError(f"{name}: scales per block of a module that the checkpoint fuses are not supported")
+    if not shape:
+        whole, rows = wanted[0], [None] * len(parts)
+    else:
+        ends = list(itertools.accumulate(place.shape[0] for place in wanted))
+        whole = Placement(shape=(ends[-1], *shape[1:]), loose=loose)
+        rows = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+    if not whole.accepts(info.shape):
+        problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {list(whole.shape)})")
+    return [
+        Piece(param=target.param, part=part, placement=place, rows=own)
+        for part, place, own in zip(parts, wanted, rows, strict=True)
+    ]
 
 
 def _stacked_pieces(
