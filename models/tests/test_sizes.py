@@ -145,6 +145,21 @@ OLMO_2_7B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
+PHI_3_MINI = {
+    "architectures": ["Phi3ForCausalLM"],
+    "vocab_size": 32064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+PHI_4_MINI = PHI_3_MINI | {
+    "vocab_size": 200064,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "tie_word_embeddings": True,
+}
 
 PUBLISHED = [
     pytest.param(SMOLLM2_135M, 134_515_008, id="SmolLM2-135M"),
@@ -160,6 +175,8 @@ PUBLISHED = [
     pytest.param(QWEN1_5_MOE_A2_7B, 14_315_784_192, id="Qwen1.5-MoE-A2.7B"),
     pytest.param(QWEN2_5_VL_3B, 3_754_622_976, id="Qwen2.5-VL-3B"),
     pytest.param(QWEN2_5_VL_7B, 8_292_166_656, id="Qwen2.5-VL-7B"),
+    pytest.param(PHI_3_MINI, 3_821_079_552, id="Phi-3-mini"),
+    pytest.param(PHI_4_MINI, 3_836_021_760, id="Phi-4-mini"),
 ]
 
 

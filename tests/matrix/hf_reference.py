@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +216,8 @@ def _gap(card: Card, router_logits: torch.Tensor) -> torch.Tensor:
 
 
 def _random_model(card: Card) -> PreTrainedModel:
-    settings = dict(card.config)
+    # transformers writes into what it is given, and the card's spelling is to be read afterwards.
+    settings = copy.deepcopy(dict(card.config))
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, architectures=[card.architecture])
     torch.manual_seed(SEED)
     auto = AutoModelForCausalLM if card.pooling is None else AutoModel
