@@ -33,6 +33,7 @@ SUPPORTED = [
     "deepseek-v2-tiny-2layer",
     "devstral-small-2507-mistral",
     "gemma3-1b-text",
+    "granite-3.3-2b",
     "granite-3b-code-128k-llama-bias",
     "llama-3.2-1b",
     "olmo3.1-32b",
