@@ -20,6 +20,8 @@ from trunnion.reference import ReferenceHardware
 from trunnion.weights.loader import load_weights
 from trunnion.weights.name_map import WeightMap
 from trunnion.weights.safetensors_source import SafetensorsSource
+from trunnion_models.granitemoe.weights import WEIGHT_MAP as GRANITEMOE
+from trunnion_models.mixtral.weights import WEIGHT_MAP as MIXTRAL
 from trunnion_models.qwen2_moe.weights import WEIGHT_MAP as QWEN2_MOE
 from trunnion_models.qwen3_moe.weights import WEIGHT_MAP as QWEN3_MOE
 
@@ -67,14 +69,37 @@ def stacked_transposed(experts: Experts) -> dict[str, torch.Tensor]:
     return {name: tensor.mT if tensor.dim() == 3 else tensor for name, tensor in stacked(experts).items()}
 
 
-class Layer(nn.Module):
-    """The router and the experts of a decoder's layer, under the names that families give them."""
+def granite(experts: Experts) -> dict[str, torch.Tensor]:
+    return {
+        "block_sparse_moe.router.layer.weight": experts.router,
+        "block_sparse_moe.input_linear.weight": torch.cat((experts.gate, experts.up), dim=1),
+        "block_sparse_moe.output_linear.weight": experts.down,
+    }
 
-    def __init__(self, hidden: int, intermediate: int, ctx: BuildContext) -> None:
-        super().__init__()
-        self.mlp = nn.Module()
-        self.mlp.gate = Router(hidden, EXPERTS, ctx=ctx, prefix="mlp.gate")
-        self.mlp.experts = FusedMoE(EXPERTS, 2, hidden, intermediate, renormalize=True, ctx=ctx, prefix="mlp.experts")
+
+@dataclass(frozen=True)
+class Family:
+    """Where a family keeps its experts: the block, the router in it, and what its checkpoints call them."""
+
+    weight_map: WeightMap
+    block: str = "mlp"
+    router: str = "gate"
+
+    def layer(self, hidden: int, intermediate: int, ctx: BuildContext) -> nn.Module:
+        block = nn.ModuleDict()
+        block[self.router] = Router(hidden, EXPERTS, ctx=ctx, prefix=f"{self.block}.{self.router}")
+        block["experts"] = FusedMoE(
+            EXPERTS, 2, hidden, intermediate, renormalize=True, ctx=ctx, prefix=f"{self.block}.experts"
+        )
+        return nn.ModuleDict({self.block: block})
+
+
+FAMILIES = {
+    "qwen2_moe": Family(QWEN2_MOE),
+    "qwen3_moe": Family(QWEN3_MOE),
+    "mixtral": Family(MIXTRAL, "block_sparse_moe"),
+    "granitemoe": Family(GRANITEMOE, "block_sparse_moe", "router"),
+}
 
 
 def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -88,51 +113,69 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def load(folder: Path, weight_map: WeightMap, hidden: int, intermediate: int, rank: int, size: int) -> nn.Module:
+def load(folder: Path, family: Family, hidden: int, intermediate: int, rank: int = 0, size: int = 1) -> nn.Module:
+    """The loaded block of layer 0, of one rank of several."""
     parallel = ParallelGroup(rank=rank, size=size)
     ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, parallel=parallel)
     with torch.device("meta"):
-        layer = Layer(hidden, intermediate, ctx)
+        layer = family.layer(hidden, intermediate, ctx)
         model = nn.ModuleDict({"model": nn.ModuleDict({"layers": nn.ModuleList([layer])})})
-    load_weights(model, SafetensorsSource(folder), weight_map, dtype=torch.float32, device=torch.device("cpu"))
-    return layer.mlp
+    load_weights(model, SafetensorsSource(folder), family.weight_map, dtype=torch.float32, device=torch.device("cpu"))
+    return layer[family.block]
 
 
 QWEN = per_expert("mlp", "gate_proj", "up_proj", "down_proj")
-LAYOUTS = [
-    pytest.param(QWEN3_MOE, QWEN, id="qwen3_moe-per-expert"),
-    pytest.param(QWEN3_MOE, stacked, id="qwen3_moe-stacked"),
-    pytest.param(QWEN3_MOE, stacked_transposed, id="qwen3_moe-transposed"),
-    pytest.param(QWEN2_MOE, QWEN, id="qwen2_moe-per-expert"),
-    pytest.param(QWEN2_MOE, stacked, id="qwen2_moe-stacked"),
-]
+LAYOUTS: dict[str, tuple[str, Layout]] = {
+    "qwen3_moe-per-expert": ("qwen3_moe", QWEN),
+    "qwen3_moe-stacked": ("qwen3_moe", stacked),
+    "qwen3_moe-transposed": ("qwen3_moe", stacked_transposed),
+    "qwen2_moe-per-expert": ("qwen2_moe", QWEN),
+    "qwen2_moe-stacked": ("qwen2_moe", stacked),
+    "mixtral-per-expert": ("mixtral", per_expert("block_sparse_moe", "w1", "w3", "w2")),
+    "mixtral-as-transformers-5-names-it": ("mixtral", stacked),
+    "granitemoe-stacked": ("granitemoe", granite),
+}
+NAMED = {name: LAYOUTS[name] for name in ("qwen3_moe-per-expert", "mixtral-per-expert", "granitemoe-stacked")}
+"""Layouts whose names say which way an expert lies."""
+
+
+def check(loaded: nn.Module, router: str, experts: Experts, own: slice) -> None:
+    """`own` are the features of an expert that lie on the rank."""
+    assert torch.equal(loaded[router].weight, experts.router)
+    assert torch.equal(loaded["experts"].w13, torch.cat((experts.gate[:, own], experts.up[:, own]), dim=1))
+    assert torch.equal(loaded["experts"].w2, experts.down[:, :, own])
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 2)], ids=["whole", "second-of-two"])
-@pytest.mark.parametrize(("weight_map", "layout"), LAYOUTS)
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS.values(), ids=LAYOUTS)
 def test_a_layout_fills_each_expert_with_its_own(
-    weight_map: WeightMap, layout: Layout, rank: int, size: int, tmp_path: Path
+    name: str, layout: Layout, rank: int, size: int, tmp_path: Path
 ) -> None:
     hidden, intermediate = 64, 128
     experts = random_experts(hidden, intermediate)
     save(tmp_path, layout(experts))
-    loaded = load(tmp_path, weight_map, hidden, intermediate, rank, size)
+    loaded = load(tmp_path, FAMILIES[name], hidden, intermediate, rank, size)
     own = slice(rank * intermediate // size, (rank + 1) * intermediate // size)
-    assert torch.equal(loaded.gate.weight, experts.router)
-    assert torch.equal(loaded.experts.w13, torch.cat((experts.gate[:, own], experts.up[:, own]), dim=1))
-    assert torch.equal(loaded.experts.w2, experts.down[:, :, own])
+    check(loaded, FAMILIES[name].router, experts, own)
 
 
-@pytest.mark.parametrize(("weight_map", "layout"), [pytest.param(QWEN3_MOE, QWEN, id="qwen3_moe-per-expert")])
+@pytest.mark.parametrize(("name", "layout"), NAMED.values(), ids=NAMED)
 @pytest.mark.parametrize(("hidden", "intermediate"), [(64, 32), (64, 64)], ids=["H-is-2I", "H-is-I"])
 def test_names_say_which_way_a_square_lies(
-    weight_map: WeightMap, layout: Layout, hidden: int, intermediate: int, tmp_path: Path
+    name: str, layout: Layout, hidden: int, intermediate: int, tmp_path: Path
 ) -> None:
     experts = random_experts(hidden, intermediate)
     save(tmp_path, layout(experts))
-    loaded = load(tmp_path, weight_map, hidden, intermediate, 0, 1)
-    assert torch.equal(loaded.experts.w13, torch.cat((experts.gate, experts.up), dim=1))
-    assert torch.equal(loaded.experts.w2, experts.down)
+    loaded = load(tmp_path, FAMILIES[name], hidden, intermediate)
+    check(loaded, FAMILIES[name].router, experts, slice(None))
+
+
+def test_a_stack_that_lies_the_other_way_than_its_name_says_is_refused(tmp_path: Path) -> None:
+    tensors = granite(random_experts(64, 128))
+    tensors["block_sparse_moe.input_linear.weight"] = tensors["block_sparse_moe.input_linear.weight"].mT
+    save(tmp_path, tensors)
+    with pytest.raises(WeightsError, match=r"\[4, 64, 256\] \(the model wants \[4, 256, 64\]\)"):
+        load(tmp_path, FAMILIES["granitemoe"], 64, 128)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +187,7 @@ def test_a_square_that_names_leave_open_is_refused(
 ) -> None:
     save(tmp_path, layout(random_experts(hidden, intermediate)))
     with pytest.raises(WeightsError, match=rf"ambiguous layout: model\.layers\.0\.mlp\.experts\.{name}"):
-        load(tmp_path, QWEN3_MOE, hidden, intermediate, 0, 1)
+        load(tmp_path, FAMILIES["qwen3_moe"], hidden, intermediate)
 
 
 def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -152,4 +195,4 @@ def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
     del tensors["mlp.experts.2.up_proj.weight"]
     save(tmp_path, tensors)
     with pytest.raises(WeightsError, match=r"1 missing: model\.layers\.0\.mlp\.experts\.2\.up_proj\.weight"):
-        load(tmp_path, QWEN3_MOE, 64, 128, 0, 1)
+        load(tmp_path, FAMILIES["qwen3_moe"], 64, 128)

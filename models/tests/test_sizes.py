@@ -118,6 +118,21 @@ QWEN1_5_MOE_A2_7B = {
     "shared_expert_intermediate_size": 5632,
     "num_experts": 60,
 }
+MIXTRAL_8X7B = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+MIXTRAL_8X22B = MIXTRAL_8X7B | {
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 56,
+    "num_attention_heads": 48,
+}
 QWEN2_5_VL_7B = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "vocab_size": 152064,
@@ -195,6 +210,8 @@ PUBLISHED = [
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
     pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),
     pytest.param(QWEN1_5_MOE_A2_7B, 14_315_784_192, id="Qwen1.5-MoE-A2.7B"),
+    pytest.param(MIXTRAL_8X7B, 46_702_792_704, id="Mixtral-8x7B"),
+    pytest.param(MIXTRAL_8X22B, 140_620_634_112, id="WizardLM-2-8x22B"),
     pytest.param(QWEN2_5_VL_3B, 3_754_622_976, id="Qwen2.5-VL-3B"),
     pytest.param(QWEN2_5_VL_7B, 8_292_166_656, id="Qwen2.5-VL-7B"),
     pytest.param(PHI_3_MINI, 3_821_079_552, id="Phi-3-mini"),

@@ -28,6 +28,7 @@ from .hf_images import Images, make_images, place, positions_of, run_with_images
 from .mtp_reference import MTPReference
 from .quantised_checkpoint import DENSE, quantise_activations, save_quantised
 from .rounded_cache import RoundedCache, save_scales
+from .routers import margin, routers
 
 SEED = 1234
 CANDIDATES = 64
@@ -63,7 +64,7 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
 
     Every sequence runs at full length, so that ropes that look at the length (dynamic, longrope) see the longest.
     """
-    model = _random_model(card).to(dtype)
+    model = random_model(card).to(dtype)
     model.save_pretrained(folder)
     if card.draft:
         save_with_head(folder, _random_head(model.config).to(dtype))
@@ -177,14 +178,14 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
     model = load_reference(folder, torch.float32)
     head = load_head(folder, torch.float32) if card.draft else None
     named = [*model.named_modules(), *(head.named_modules() if head is not None else ())]
-    routers = [module for name, module in named if name.endswith("mlp.gate")]
-    shape = (len(card.seq_lens) * (CANDIDATES if routers else 1), card.max_model_len)
+    found = list(routers(named).values())
+    shape = (len(card.seq_lens) * (CANDIDATES if found else 1), card.max_model_len)
     ids = torch.randint(0, _vocab_size(card), shape, generator=generator)
-    if not routers:
+    if not found:
         return ids
     gaps: list[torch.Tensor] = []
-    for router in routers:
-        router.register_forward_hook(lambda _module, _inputs, output: gaps.append(_gap(card, output[0])))
+    for router in found:
+        router.register_forward_hook(lambda module, _inputs, output: gaps.append(margin(module, output[0])))
     longest = max(card.seq_lens)
     hidden = model.model(ids[:, :longest], use_cache=False).last_hidden_state
     if head is not None:
@@ -202,20 +203,8 @@ def _vocab_size(card: Card) -> int:
     return int(card.config.get("text_config", card.config)["vocab_size"])
 
 
-def _gap(card: Card, router_logits: torch.Tensor) -> torch.Tensor:
-    """[tokens]: between the last expert chosen and the first one not chosen; with groups, the same of groups too."""
-    logits, gap = router_logits.float(), torch.tensor(torch.inf)
-    if card.config.get("topk_method") == "group_limited_greedy":
-        grouped = logits.unflatten(-1, (card.config["n_group"], -1))
-        best = grouped.amax(-1, keepdim=True)
-        groups = best.topk(card.config["topk_group"] + 1, dim=1).values
-        gap = (groups[:, -2] - groups[:, -1]).squeeze(-1)
-        logits = grouped.masked_fill(best < groups[:, -2:-1], -torch.inf).flatten(1)
-    experts = logits.topk(card.config["num_experts_per_tok"] + 1, dim=-1).values
-    return torch.minimum(gap, experts[:, -2] - experts[:, -1])
-
-
-def _random_model(card: Card) -> PreTrainedModel:
+def random_model(card: Card) -> PreTrainedModel:
+    """What transformers builds from a card's configuration, with random weights that matter."""
     # transformers writes into what it is given, and the card's spelling is to be read afterwards.
     settings = copy.deepcopy(dict(card.config))
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, architectures=[card.architecture])
@@ -226,8 +215,7 @@ def _random_model(card: Card) -> PreTrainedModel:
     model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            _randomise(name, parameter, generator)
+        _randomise_all(model, generator)
         embedding = model.get_input_embeddings()
         embedding.weight.div_(getattr(embedding, "scalar_embed_scale", 1.0))
     # Published embedding models are saved without their head and named after the model with it.
@@ -240,11 +228,32 @@ def _random_model(card: Card) -> PreTrainedModel:
 def _random_head(config: PreTrainedConfig) -> MTPReference:
     head = MTPReference(config)
     generator = torch.Generator().manual_seed(SEED + 1)
-    for name, parameter in head.named_parameters():
+    for parameter in head.parameters():
         if parameter.dim() == 1:
             parameter.zero_()
-        _randomise(name, parameter, generator)
+    _randomise_all(head, generator)
     return head
+
+
+def _randomise_all(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Parameters of a model, and what its routers add to scores."""
+    found = routers(model.named_modules())
+    for name, parameter in model.named_parameters():
+        router = found.get(name.removesuffix(".weight"))
+        if router is None:
+            _randomise(name, parameter, generator)
+        else:
+            _randomise_router(router, parameter, generator)
+    for router in found.values():
+        bias = getattr(router, "e_score_correction_bias", None)
+        if bias is not None:
+            bias.copy_(torch.randn(bias.shape, generator=generator) * 0.1)
+
+
+def _randomise_router(router: torch.nn.Module, weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Routers that decide: near ties would be decided by rounding. A sigmoid does not decide where it is flat."""
+    size = 2 if hasattr(router, "e_score_correction_bias") else 6
+    weight.copy_(torch.randn(weight.shape, generator=generator) * (size / weight.shape[-1] ** 0.5))
 
 
 def _randomise(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
@@ -263,9 +272,6 @@ def _randomise(name: str, parameter: torch.Tensor, generator: torch.Generator) -
         parameter.add_(noise * 0.2)
     elif "embed_tokens" in name:
         parameter.copy_(noise)
-    elif name.endswith("mlp.gate.weight"):
-        # Routers that decide: near ties would be decided by rounding.
-        parameter.copy_(noise * (6 / parameter.shape[-1] ** 0.5))
     elif "o_proj" in name or "out_proj" in name or "down_proj" in name:
         # Small beside the embedding, which bfloat16 holds exactly: routers further up see little rounding.
         parameter.copy_(noise * (0.6 / parameter.shape[-1] ** 0.5))

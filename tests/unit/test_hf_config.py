@@ -42,6 +42,7 @@ SUPPORTED = [
     "qwen3-30b-a3b",
     "qwen3-8b-fp8",
     "wizard-vicuna-30b-gptq-sidecar",
+    "wizardlm-2-8x22b-mixtral",
 ]
 REFUSED = sorted(set(PUBLISHED) - set(SUPPORTED))
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import DeepseekV2Config, Qwen3NextConfig
+from transformers import DeepseekV2Config, GptOssConfig, GraniteMoeConfig, Qwen3NextConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Experts, DeepseekV2TopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeTopKRouter
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextTopKRouter
 
 from trunnion.config import BuildContext
@@ -102,6 +104,26 @@ def test_routing_equals_qwen3_next(renormalize: bool) -> None:
     x = torch.randn(7, HIDDEN)
     _, hf_weights, hf_ids = hf(x)
     weights, ids = block(renormalize=renormalize).route(x @ hf.weight.T)
+    torch.testing.assert_close(by_id(weights, ids), by_id(hf_weights.detach(), hf_ids))
+
+
+ROUTERS_BY_CHOSEN_LOGITS = {
+    "granitemoe": (GraniteMoeConfig, GraniteMoeTopKRouter, False),
+    "gpt_oss": (GptOssConfig, GptOssTopKRouter, True),
+}
+
+
+@pytest.mark.parametrize(("config", "router", "bias"), ROUTERS_BY_CHOSEN_LOGITS.values(), ids=ROUTERS_BY_CHOSEN_LOGITS)
+def test_a_softmax_over_chosen_logits_is_one_over_all_renormalised(
+    config: type, router: Callable[..., torch.nn.Module], bias: bool
+) -> None:
+    torch.manual_seed(0)
+    hf = random_(router(config(hidden_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K)))
+    own = Router(HIDDEN, EXPERTS, bias=bias, ctx=context(), prefix="router")
+    own.load_state_dict(hf.state_dict())
+    x = torch.randn(7, HIDDEN)
+    _, hf_weights, hf_ids = hf(x)
+    weights, ids = block(renormalize=True).route(own(x))
     torch.testing.assert_close(by_id(weights, ids), by_id(hf_weights.detach(), hf_ids))
 
 

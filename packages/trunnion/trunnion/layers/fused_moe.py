@@ -16,15 +16,23 @@ class Router(nn.Module):
     """`gate(x) -> router_logits`: [T, hidden_size] -> [T, num_experts] float32, whole on every rank.
 
     Scores are computed in float32 whatever the model's dtype: a rounded score may send a token elsewhere.
+
+    Args:
+        bias: the scores have a bias of their own, which is part of them (gpt-oss).
     """
 
-    def __init__(self, hidden_size: int, num_experts: int, *, ctx: BuildContext, prefix: str) -> None:
+    def __init__(
+        self, hidden_size: int, num_experts: int, *, bias: bool = False, ctx: BuildContext, prefix: str
+    ) -> None:
         super().__init__()
         self.prefix = prefix
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=ctx.dtype), requires_grad=False)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(num_experts, dtype=ctx.dtype), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x.float(), self.weight.float())
+        return F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 class FusedMoE(nn.Module):
@@ -34,7 +42,8 @@ class FusedMoE(nn.Module):
 
     Args:
         intermediate_size: of one expert, all ranks together.
-        renormalize: the chosen experts' weights sum to 1 (HF's `norm_topk_prob`).
+        renormalize: the chosen experts' weights sum to 1 (HF's `norm_topk_prob`). Then they are the softmax over the
+            chosen logits alone, which is how Mixtral, granite-MoE and gpt-oss write it.
         num_expert_group, topk_group: group-limited routing; choose within the `topk_group` best groups.
         routed_scaling_factor: factor of the weights, after `renormalize`.
     """

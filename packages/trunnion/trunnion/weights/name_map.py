@@ -48,6 +48,8 @@ class Target(NamedTuple):
 
     param: str
     part: str = ""
+    transposed: bool | None = None
+    """Of a stack: whether each expert lies transposed; None: the name does not say."""
 
 
 class Ignored(NamedTuple):
@@ -66,7 +68,7 @@ class Refused(NamedTuple):
 class ExpertRule:
     """Names of one block of experts. Its parameters are `<block>.w13` (parts `<e>.gate`, `<e>.up`) and `<block>.w2`
     (parts `<e>.down`); both layouts that exist are understood: one tensor per expert
-    (`<block>.<e>.gate_proj.weight`) and stacked (`<block>.gate_up_proj` [E, 2I, H] or transposed, told by shape).
+    (`<block>.<e>.gate_proj.weight`) and stacked (`<block>.gate_up_proj` [E, 2I, H] or transposed).
     What else an expert has (`<block>.<e>.gate_proj.weight_scale`) goes to `<block>.w13_weight_scale`."""
 
     block: str = "mlp.experts"
@@ -75,6 +77,9 @@ class ExpertRule:
     down: str = "down_proj"
     stacked_gate_up: str = "gate_up_proj"
     stacked_down: str = "down_proj"
+    stacked_transposed: bool | None = None
+    """Whether stacks are [E, H, 2I] and [E, I, H], where the names are of checkpoints that do it one way only; None:
+    shapes tell, and a stack that fits both ways is refused."""
 
     def resolve(self, name: str) -> Target | None:
         """The target of `name`, or None if it is not a tensor of this block."""
@@ -85,7 +90,7 @@ class ExpertRule:
         stacked = {self.stacked_gate_up: ("w13", "*.gate_up"), self.stacked_down: ("w2", "*.down")}
         if leaf in stacked:
             param, part = stacked[leaf]
-            return Target(f"{block}.{param}", part)
+            return Target(f"{block}.{param}", part, self.stacked_transposed)
         single = re.fullmatch(r"(\d+)\.([^.]+)\.(\w+)", leaf)
         if single is None:
             return None

@@ -203,16 +203,16 @@ def _stacked_pieces(
         problems["unexpected"].append(name)
         return []
     rows, columns = sum(shape[0] for shape in wanted), wanted[0][1]
-    straight = tuple(info.shape) == (len(experts), rows, columns)
-    transposed = tuple(info.shape) == (len(experts), columns, rows)
-    if straight and transposed:
+    shapes = {False: (len(experts), rows, columns), True: (len(experts), columns, rows)}
+    ways = [False, True] if target.transposed is None else [target.transposed]
+    fitting = [way for way in ways if tuple(info.shape) == shapes[way]]
+    if len(fitting) > 1:
         problems["of an ambiguous layout"].append(
             f"{name} {list(info.shape)} (rows and columns are equal: may be transposed; save it one tensor per expert)"
         )
-    if not straight and not transposed:
-        problems["of a wrong shape"].append(
-            f"{name} {list(info.shape)} (the model wants {[len(experts), rows, columns]} or its transpose)"
-        )
+    if not fitting:
+        choices = " or ".join(str(list(shapes[way])) for way in ways)
+        problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {choices})")
     pieces = []
     for expert in experts:
         first = 0
@@ -223,7 +223,7 @@ def _stacked_pieces(
                     part=f"{expert}.{part}",
                     placement=placements[f"{expert}.{part}"],
                     expert=expert,
-                    transposed=transposed,
+                    transposed=fitting == [True],
                     rows=slice(first, first + shape[0]),
                 )
             )

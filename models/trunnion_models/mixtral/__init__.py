@@ -1,0 +1,3 @@
+"""Mixtral: Mistral with sparse experts where the dense family has one feed-forward block."""
+
+ARCHITECTURES = {"MixtralForCausalLM": "model:MixtralForCausalLM"}
