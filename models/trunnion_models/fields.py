@@ -86,6 +86,11 @@ def window_by_layer(config: Mapping[str, Any], types: Sequence[str], window: int
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def integer(config: Mapping[str, Any], name: str, default: int) -> int:
+    """The field `name`, checked, or `default` if it is not given."""
+    return int(_checked(config, name, "int", _given(config, name, default), False))
+
+
 def num_layers(config: Mapping[str, Any]) -> int:
     """`num_hidden_layers`, checked, for fields that are derived from it."""
     return _required_int(config, "num_hidden_layers")
