@@ -197,6 +197,36 @@ GRANITE_3B_CODE = {
     "mlp_bias": True,
     "tie_word_embeddings": True,
 }
+SMOLLM3_3B = {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
+EXAONE_4_0_1_2B = {
+    "architectures": ["Exaone4ForCausalLM"],
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+}
+EXAONE_4_0_32B = {
+    "architectures": ["Exaone4ForCausalLM"],
+    "vocab_size": 102400,
+    "hidden_size": 5120,
+    "intermediate_size": 27392,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "sliding_window_pattern": "LLLG",
+}
 
 PUBLISHED = [
     pytest.param(SMOLLM2_135M, 134_515_008, id="SmolLM2-135M"),
@@ -206,6 +236,9 @@ PUBLISHED = [
     pytest.param(QWEN3_0_6B, 596_049_920, id="Qwen3-0.6B"),
     pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
     pytest.param(OLMO_2_7B, 7_298_617_344, id="OLMo-2-7B"),
+    pytest.param(SMOLLM3_3B, 3_075_098_624, id="SmolLM3-3B"),
+    pytest.param(EXAONE_4_0_1_2B, 1_279_391_488, id="EXAONE-4.0-1.2B"),
+    pytest.param(EXAONE_4_0_32B, 32_003_216_384, id="EXAONE-4.0-32B"),
     pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
     pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),

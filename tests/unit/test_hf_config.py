@@ -32,6 +32,7 @@ PUBLISHED = {path.stem: json.loads(path.read_text()) for path in sorted((DATA / 
 SUPPORTED = [
     "deepseek-v2-tiny-2layer",
     "devstral-small-2507-mistral",
+    "exaone4-32b-LLLG",
     "gemma3-1b-text",
     "granite-3.3-2b",
     "granite-3b-code-128k-llama-bias",
@@ -41,6 +42,7 @@ SUPPORTED = [
     "pygmalion-7b-llama1",
     "qwen3-30b-a3b",
     "qwen3-8b-fp8",
+    "smollm3-3b",
     "wizard-vicuna-30b-gptq-sidecar",
     "wizardlm-2-8x22b-mixtral",
 ]
