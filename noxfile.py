@@ -10,7 +10,7 @@
     nox -s matrix -- cpu cuda           every card on some hardware, or all: dist/matrix/matrix.html and matrix.json
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
-    nox -s bench-exec -- --json FILE    the host's share of a replayed step, on a device that computes nothing
+    nox -s bench-exec -- --json FILE    the host's share of a replayed step, on devices that compute nothing meanwhile
     nox -s wheels-cpu                   wheels, constraints.txt and SHA256SUMS in dist/cpu/, installed and tried
     nox -s wheels-cuda -- --aot         also a wheel with kernels compiled ahead, in dist/cuda-aot/
 
@@ -21,6 +21,9 @@ after `--` of a test session go to pytest: `nox -s test-cpu -- tests/unit -k rop
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -162,9 +165,22 @@ def mutate_sim(session: nox.Session) -> None:
 
 @nox.session(name="bench-exec", venv_backend="none")
 def bench_exec(session: nox.Session) -> None:
-    """Measure the host's share of a replayed step: `-- --json FILE` writes the figures."""
-    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
-    env.run("python", f"hardware/{DEFAULT_HARDWARE}/bench", "--only", "exec", *session.posargs)
+    """Measure the host's share of a replayed step wherever that is timed: `-- --json FILE`; `-- cpu ...` picks some."""
+    timed = [name for name in HARDWARE if (ROOT / "hardware" / name / "bench" / "exec.py").is_file()]
+    chosen = list(itertools.takewhile(lambda argument: not argument.startswith("-"), session.posargs))
+    if unknown := sorted(set(chosen) - set(timed)):
+        session.error(f"no hardware {', '.join(unknown)} has bench/exec.py; choices: {', '.join(timed)}")
+    parser = argparse.ArgumentParser(prog="bench-exec", description="Other options go to each bench.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of all here, by hardware")
+    options, others = parser.parse_known_args(session.posargs[len(chosen) :])
+    found = {}
+    for name in chosen or timed:
+        env = Environment(session, name).prepare("checkpoints", "tests")
+        figures = Path(session.create_tmp()) / f"{name}.json"
+        env.run("python", f"hardware/{name}/bench", "--only", "exec", "--json", str(figures), *others)
+        found[name] = json.loads(figures.read_text())
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def define_hardware_sessions(hardware: str) -> None:

@@ -1,129 +1,20 @@
-"""The host's share of telling a full graph its lengths: `nox -s bench-ascend -- --json FILE`.
+"""What the host does for a step on an NPU: `nox -s bench-ascend -- --json FILE`.
 
-A graph of 32 layers of attention is replayed; each replay issues 32 task updates. Timed is what the host does until all
-of it is enqueued: the plan, the launch, and each update. Where there is no NPU the device is simulated. It does nothing
-meanwhile, and what its rules take is left out, so that what remains is this package's and torch_npu's own work. What
-CANN does for an update, its tiling above all, is not in the figures: they are no figures of a device.
+* exec: the host's share of telling a full graph of 32 layers its lengths: plan, launch, updates.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
+import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
+SECTIONS = ("exec",)
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "simulator"))
-
-from ascend_simulator import install, is_needed  # noqa: E402
-
-SIMULATION = install() if is_needed() else None
-
-import torch  # noqa: E402
-
-from trunnion.contract import BatchCounts, BatchTensors, GroupTensors  # noqa: E402
-from trunnion.interfaces.attention import AttentionSpec, StepInputs  # noqa: E402
-from trunnion_ascend.attention import FusedAttentionGroup  # noqa: E402
-from trunnion_ascend.capture import NpuCapture, NpuSegment  # noqa: E402
-from trunnion_ascend.task_updates import CallsAtOnce  # noqa: E402
-
-DEVICE = torch.device("npu", 0)
-LAYERS, SEQ_LEN, BLOCK_SIZE, NUM_BLOCKS = 32, 1000, 128, 8
-SPEC = AttentionSpec(num_qo_heads=2, num_kv_heads=1, head_dim=64, scale=0.125, dtype=torch.bfloat16)
-
-
-def decode_of(batch: int) -> StepInputs:
-    """A decode of requests of SEQ_LEN tokens each; all of them share their blocks."""
-
-    def made(*values: list[int]) -> torch.Tensor:
-        return torch.tensor(values[0] if len(values) == 1 else values, dtype=torch.int32)
-
-    blocks = [index % NUM_BLOCKS for index in range(-(-SEQ_LEN // BLOCK_SIZE))]
-    group = GroupTensors(
-        slot_mapping=made([SEQ_LEN % BLOCK_SIZE] * batch),
-        block_table=made([blocks] * batch).view(batch, -1),
-        kv_start=made([0] * batch),
-    )
-    host = BatchTensors(
-        input_ids=made([0] * batch),
-        positions=made([SEQ_LEN - 1] * batch),
-        query_start_loc=made(list(range(batch + 1))),
-        seq_lens=made([SEQ_LEN] * batch),
-        logits_indices=made([]),
-        groups=(group,),
-    )
-    fields = "slot_mapping", "block_table", "kv_start"
-    on_device = BatchTensors(
-        **{name: getattr(host, name).to(DEVICE) for name in ("input_ids", "positions", "query_start_loc", "seq_lens")},
-        logits_indices=host.logits_indices,
-        groups=(GroupTensors(**{name: getattr(group, name).to(DEVICE) for name in fields}),),
-    )
-    counts = BatchCounts(num_tokens=batch, num_reqs=batch, num_decodes=batch, max_query_len=1, max_seq_len=SEQ_LEN)
-    return StepInputs(counts, host, on_device, in_full_graph=True)
-
-
-class Layers:
-    """LAYERS layers of one group, captured; with updates, or with the lengths of the capture for ever."""
-
-    def __init__(self, batch: int, *, updated: bool) -> None:
-        self.step = decode_of(batch)
-        self.group = FusedAttentionGroup(SPEC, LAYERS, DEVICE)
-        shape = NUM_BLOCKS, BLOCK_SIZE, SPEC.num_kv_heads, SPEC.head_dim
-        cache = torch.zeros(shape, dtype=SPEC.dtype, device=DEVICE)
-        self.group.bind_kv_cache(0, [{"k_cache": cache, "v_cache": cache.clone()} for _ in range(LAYERS)])
-        self.rows = torch.zeros(batch, SPEC.num_qo_heads, SPEC.head_dim, dtype=SPEC.dtype, device=DEVICE)
-        self.plan()
-        self._forward()
-        capture = NpuCapture(DEVICE)
-        self.group.tasks = capture.tasks if updated else CallsAtOnce()
-        capture.begin()
-        self._forward()
-        self.graph: NpuSegment = capture.end()
-
-    def plan(self) -> None:
-        """Once per step, from the host's copies."""
-        self.group.plan(self.step)
-
-    def _forward(self) -> None:
-        q = self.rows
-        for layer in range(LAYERS):
-            q = self.group.run(layer, q, self.rows[:, :1], self.rows[:, :1])
-
-
-def simulated_seconds() -> float:
-    """What the simulation took so far."""
-    return 0.0 if SIMULATION is None else SIMULATION.seconds
-
-
-def microseconds(call: Callable[[], None], rounds: int) -> float:
-    """The median of calls that enqueue, on a device that does not begin before the last one has returned."""
-    times = []
-    for _ in range(rounds):
-        torch.npu.synchronize()
-        idle: AbstractContextManager[None] = nullcontext() if SIMULATION is None else SIMULATION.late()
-        with idle:
-            started = time.perf_counter() - simulated_seconds()
-            call()
-            times.append(time.perf_counter() - simulated_seconds() - started)
-    return statistics.median(times) * 1e6
-
-
-def figures(batch: int, rounds: int) -> dict[str, float]:
-    """Microseconds of the host per step."""
-    updated, fixed = Layers(batch, updated=True), Layers(batch, updated=False)
-    launch = microseconds(fixed.graph.replay, rounds)
-    replay = microseconds(updated.graph.replay, rounds)
-    return {
-        "plan": microseconds(updated.plan, rounds),
-        "launch": launch,
-        "launch and updates": replay,
-        "each update": (replay - launch) / LAYERS,
-    }
 
 
 def main() -> int:
@@ -131,16 +22,25 @@ def main() -> int:
         prog="bench-ascend", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    parser.add_argument("--rounds", type=int, default=20, help="replays of each measurement (default: 20)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of the host (default: 1)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement (default: 3)")
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="run this section only; may be repeated")
     options = parser.parse_args()
-    device = torch.npu.get_device_name() if SIMULATION is None else "simulated: no figure of a device"
-    results: dict[str, object] = {"device": device, "layers": LAYERS}
-    print(f"{LAYERS} layers, microseconds of the host; device {device}")
-    with torch.inference_mode():
-        for batch in (1, 32, 256):
-            found = figures(batch, options.rounds)
-            results[f"{batch} requests"] = found
-            print(f"  {batch:4} requests  " + "  ".join(f"{name} {value:,.0f}" for name, value in found.items()))
+    environment = dict(os.environ, OMP_NUM_THREADS=str(options.threads))
+    results: dict[str, Any] = {"machine": {"cores": os.cpu_count(), "threads": options.threads}}
+    for section in options.only or SECTIONS:
+        print(f"\n{section}", flush=True)
+        command = [sys.executable, str(HERE / f"{section}.py"), str(options.threads), str(options.rounds)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+        if done.returncode:
+            print(f"section {section} failed with exit code {done.returncode}", file=sys.stderr)
+            return 1
+        found = json.loads(done.stdout.splitlines()[-1])
+        results["machine"]["device"] = found["device"]
+        results[section] = found["rows"]
+        print(f"  device: {found['device']}")
+        for name, figures in results[section].items():
+            print(f"  {name:32}" + "  ".join(f"{key} {value:,.2f}" for key, value in figures.items()), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0

@@ -124,11 +124,14 @@ class FusedAttention:
         Sinks [H] are in bfloat16. Rows of `out` behind the step's are left alone.
         """
         rows, runs, shape = self.num_rows, self._runs, self.shape
+        if rows < query.shape[0]:
+            query, out = query[:rows], out[:rows]
+            query_rope = None if query_rope is None else query_rope[:rows]
         torch_npu.npu_fused_infer_attention_score_v2.out(
-            query[:rows],
+            query,
             keys.key,
             keys.value,
-            query_rope=None if query_rope is None else query_rope[:rows],
+            query_rope=query_rope,
             key_rope=keys.rope,
             atten_mask=self._mask,
             actual_seq_qlen=runs.query_ends,
@@ -144,7 +147,7 @@ class FusedAttention:
             sparse_mode=shape.sparse_mode,
             block_size=keys.key.shape[1],
             workspace=self._workspaces[self._bucket] if self._in_full_graph else None,
-            out=[out[:rows], self._no_sums],
+            out=[out, self._no_sums],
         )
 
     @property
