@@ -226,6 +226,13 @@ EXAONE_4_0_32B = {
     "num_attention_heads": 40,
     "num_key_value_heads": 8,
     "sliding_window_pattern": "LLLG",
+GLM_4_9B = {
+    "architectures": ["Glm4ForCausalLM"],
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
 }
 
 PUBLISHED = [
@@ -251,6 +258,7 @@ PUBLISHED = [
     pytest.param(PHI_4_MINI, 3_836_021_760, id="Phi-4-mini"),
     pytest.param(GRANITE_3_3_2B, 2_533_539_840, id="Granite-3.3-2B"),
     pytest.param(GRANITE_3B_CODE, 3_482_503_680, id="Granite-3B-Code"),
+    pytest.param(GLM_4_9B, 9_400_279_040, id="GLM-4-9B-0414"),
 ]
 
 
