@@ -226,6 +226,7 @@ EXAONE_4_0_32B = {
     "num_attention_heads": 40,
     "num_key_value_heads": 8,
     "sliding_window_pattern": "LLLG",
+}
 GLM_4_9B = {
     "architectures": ["Glm4ForCausalLM"],
     "vocab_size": 151552,
