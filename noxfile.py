@@ -105,7 +105,7 @@ def nightly(session: nox.Session) -> None:
         session.error(f"no hardware {', '.join(unknown)}; choices: {', '.join(HARDWARE)}")
     folder = fresh_folder("nightly")
     for hardware in session.posargs or HARDWARE:
-        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "wheels", "toolkit")
+        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "wheels", "toolkit", "apart")
         reports, simulated = folder / hardware, folder / f"{hardware}-simulated"
         reports.mkdir()
         _pytest(env, _suites(hardware), reports)
@@ -138,7 +138,7 @@ def matrix(session: nox.Session) -> None:
     folder = fresh_folder("matrix")
     for name in chosen or choices:
         env = Environment(session, DEFAULT_HARDWARE if name == "sim" else name)
-        env.prepare("checkpoints", "tests", "lint", "toolkit")
+        env.prepare("checkpoints", "tests", "lint", "toolkit", "apart")
         (folder / name).mkdir()
         quick = QUICK if "--quick" in options else ()
         _pytest(env, [MATRIX], folder / name, *quick, hardware=SIMULATED if name == "sim" else "")
@@ -188,7 +188,7 @@ def define_hardware_sessions(hardware: str) -> None:
 
     @nox.session(name=f"test-{hardware}", venv_backend="none")
     def test(session: nox.Session) -> None:
-        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit")
+        env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit", "apart")
         reports = fresh_folder(f"test-{hardware}")
         if session.posargs:
             plugin, variables = _simulator(hardware)
@@ -203,7 +203,7 @@ def define_hardware_sessions(hardware: str) -> None:
 
         @nox.session(name=f"mutate-{hardware}", venv_backend="none")
         def mutate(session: nox.Session) -> None:
-            env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit")
+            env = Environment(session, hardware).prepare("checkpoints", "tests", "lint", "toolkit", "apart")
             patches = ("--patches", folder, *session.posargs)
             _pytest(env, ["tests/mutations"], fresh_folder(f"mutate-{hardware}"), *patches)
             _finish(session, f"mutate-{hardware}")

@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import nox
+from nox.command import CommandFailed
 
 from side_by_side import run_side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST_SUFFIXES = {".c", ".cc", ".cmake", ".cpp", ".h", ".hpp", ".py", ".txt"}
 MINIMUM_PYTHON = (3, 11)
+APART = "apart"
+"""Folder in an environment for distributions that cannot share its packages."""
 MOST_AT_ONCE = 2
 """Processes of tests side by side: each has a torch of its own in memory."""
 
@@ -42,6 +45,8 @@ class Layer:
     name: str
     arguments: tuple[str, ...]
     inputs: tuple[Path, ...] = ()
+    is_optional: bool = False
+    """Whether sessions go on where pip cannot install it."""
 
     def stamp(self) -> str:
         digest = hashlib.sha256(json.dumps([sys.version, self.arguments]).encode())
@@ -102,8 +107,15 @@ def layers(root: Path, hardware: str) -> dict[str, Layer]:
         Layer("checkpoints", ("--no-deps", *pins(table["checkpoints"]))),
         *(Layer(name, pins(table[name])) for name in ("lint", "tests", "wheels")),
         Layer("toolkit", tuple(pin for rows in missing_toolkits(table, hardware) for pin in pins(rows))),
+        _apart(table["apart"].get(hardware, {}), f".nox/env-{hardware}/{APART}"),
     )
     return {layer.name: layer for layer in every}
+
+
+def _apart(table: Mapping[str, str], folder: str) -> Layer:
+    """Beside the environment's own distributions, which they must not shadow for who does not ask for them."""
+    options = ("--upgrade", "--no-deps", "--target", folder)
+    return Layer(APART, (*options, *pins(table)) if table else (), is_optional=True)
 
 
 class Environment:
@@ -158,7 +170,13 @@ class Environment:
             self._announce_cuda_build()
         verbosity = () if layer.name == "base" else ("-q",)
         self.session.log(f"installing {layer.name} into {self.folder.relative_to(ROOT)}")
-        self.run("python", "-m", "pip", "install", *verbosity, *layer.arguments)
+        try:
+            self.run("python", "-m", "pip", "install", *verbosity, *layer.arguments)
+        except CommandFailed:
+            if not layer.is_optional:
+                raise
+            self.session.warn(f"{layer.name}: pip finds none for this machine; tests that need it will be skipped")
+            return
         self.stamps.write_text(json.dumps({**done, layer.name: stamp}, indent=1))
 
     def _announce_cuda_build(self) -> None:

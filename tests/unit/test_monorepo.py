@@ -114,6 +114,9 @@ class TestDistributions:
         declared = {IMPORT_NAMES.get(requirement, requirement.removesuffix("-python")) for requirement in declared}
         # The command line starts the host where it is installed, and images are opened by Pillow: extras bring both.
         optional = {"trunnion_host", "PIL"} if name == "trunnion" else set()
+        # Tools of kernels that nothing imports by itself; their modules are called by the first word.
+        apart = environment.read_versions(ROOT)["apart"].get(name.removeprefix("trunnion-"), {})
+        optional |= {distribution.partition("-")[0] for distribution in apart}
         assert imported - optional - declared == set(), "imported, not declared"
         # The host imports the common package from C++.
         siblings = set(IMPORT_NAMES.values())
@@ -282,6 +285,16 @@ class TestSessions:
         (tmp_path / "toyc").chmod(0o755)
         assert environment.missing_toolkits(table, "toy") == []
         assert environment.layers(ROOT, "cpu")["toolkit"].arguments == ()
+
+    def test_what_cannot_share_an_environment_lies_apart_and_may_be_absent(self) -> None:
+        """Only in the folder of the hardware that names it, and without what it depends upon."""
+        assert environment.layers(ROOT, "cpu")["apart"].arguments == ()
+        for name in environment.read_versions(ROOT)["apart"]:
+            found = environment.layers(ROOT, name)
+            options, pins = found["apart"].arguments[:4], found["apart"].arguments[4:]
+            assert options == ("--upgrade", "--no-deps", "--target", f".nox/env-{name}/apart")
+            assert pins and all("==" in pin for pin in pins)
+            assert [layer.name for layer in found.values() if layer.is_optional] == ["apart"]
 
 
 class TestSideBySide:
