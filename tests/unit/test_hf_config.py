@@ -180,6 +180,9 @@ def test_the_inner_config_wins_over_the_outer() -> None:
     assert checkpoint_dtype({**outer, "text_config": inner}) is torch.bfloat16
     assert eos_token_ids({**outer, "text_config": inner}) == (9,)
     assert text_config({**outer, "text_config": {"hidden_size": 8}})["tie_word_embeddings"] is True
+    assert text_config({**outer, "text_config": {**inner, "dtype": None}})["torch_dtype"] == "float16"
+    assert text_config({**outer, "text_config": {"eos_token_id": None}})["eos_token_id"] == 9
+    assert text_config({**outer, "text_config": {"sliding_window": None}})["sliding_window"] is None
     assert text_config(outer) is outer
 
 

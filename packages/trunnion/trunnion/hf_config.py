@@ -57,10 +57,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         "bos_token_id",
         "quantization_config",
     )
-    own = {key: value for key, value in inner.items() if value is not None}
-    if "dtype" in own or "torch_dtype" in own:
+    if inner.get("dtype") is not None or inner.get("torch_dtype") is not None:
         shared = tuple(key for key in shared if not key.endswith("dtype"))
-    return {**{key: config[key] for key in shared if key in config}, **own}
+    # A null of another field has a meaning of its own: Mistral's window is 4096 where it is absent.
+    return {**inner, **{key: config[key] for key in shared if key in config and inner.get(key) is None}}
 
 
 def checkpoint_dtype(config: Mapping[str, Any], default: torch.dtype = torch.bfloat16) -> torch.dtype:
