@@ -54,6 +54,8 @@ def test_what_may_be_left_out_has_the_defaults_of_transformers() -> None:
     assert config.rope.rope_theta == 10000.0
     assert not config.tie_word_embeddings
     assert MistralConfig.from_hf({**BASE, "num_key_value_heads": None}).num_key_value_heads == 4
+    without = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+    assert MistralConfig.from_hf({**without, "num_attention_heads": 32}).num_key_value_heads == 8
 
 
 def test_devstral_small_as_published() -> None:
