@@ -86,6 +86,16 @@ def window_by_layer(config: Mapping[str, Any], types: Sequence[str], window: int
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def windows_by_type(config: Mapping[str, Any], types: Sequence[str]) -> tuple[int | None, ...]:
+    """As `window_by_layer`, with the `sliding_window` of `config`, which must be there if a layer slides."""
+    window = config.get("sliding_window")
+    if window is None and "sliding_attention" in types:
+        raise ConfigError(
+            f"config of {family(config)}: there are layers of type sliding_attention, and sliding_window is null"
+        )
+    return window_by_layer(config, types, window)
+
+
 def integer(config: Mapping[str, Any], name: str, default: int) -> int:
     """The field `name`, checked, or `default` if it is not given."""
     return int(_checked(config, name, "int", _given(config, name, default), False))

@@ -77,7 +77,9 @@ def test_what_would_be_a_guess_is_refused(changes: dict[str, Any], words: str) -
 
 
 def test_sliding_layers_without_a_window_are_named() -> None:
-    with pytest.raises(ConfigError, match="sliding_window is null"):
+    with pytest.raises(
+        ConfigError, match="olmo3: there are layers of type sliding_attention, and sliding_window is null"
+    ):
         Olmo3Config.from_hf(BASE | {"sliding_window": None})
 
 

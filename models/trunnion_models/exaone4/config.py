@@ -15,7 +15,7 @@ from trunnion_models.fields import (
     num_layers,
     read_fields,
     require,
-    window_by_layer,
+    windows_by_type,
 )
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -49,14 +49,9 @@ class Exaone4Config:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""
         require(config, "hidden_act", "silu", ["silu"])
         config = {"max_position_embeddings": 2048, "num_key_value_heads": 32, "sliding_window": 4096, **config}
-        window = config["sliding_window"]
         types = layer_types(config, _types_by_pattern(config), LAYER_TYPES)
-        if window is None and "sliding_attention" in types:
-            raise ConfigError(
-                "config of exaone4: sliding_window is null, and there are layers of type sliding_attention"
-            )
-        windows = window_by_layer(config, types, window)
-        rotates = tuple(window is None or own is not None for own in windows)
+        windows = windows_by_type(config, types)
+        rotates = tuple(config["sliding_window"] is None or window is not None for window in windows)
         derived = {"rope": read_rope(config), "rotates": rotates, "windows": windows}
         return cls(**read_fields(cls, config, **derived, **attention_heads(config)))
 

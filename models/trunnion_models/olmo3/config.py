@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trunnion.errors import ConfigError, UnsupportedError
+from trunnion.errors import UnsupportedError
 from trunnion.rope import RopeParameters, read_rope
-from trunnion_models.fields import attention_heads, layer_types, num_layers, read_fields, require, window_by_layer
+from trunnion_models.fields import attention_heads, layer_types, num_layers, read_fields, require, windows_by_type
 from trunnion_models.olmo2.config import DEFAULTS, Olmo2Config
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -24,10 +24,11 @@ class Olmo3Config(Olmo2Config):
         config = {**DEFAULTS, "sliding_window": 4096, **config}
         default = [LAYER_TYPES[bool((index + 1) % 4)] for index in range(num_layers(config))]
         types = layer_types(config, default, LAYER_TYPES)
-        if config["sliding_window"] is None and "sliding_attention" in types:
-            raise ConfigError("config of olmo3: sliding_window is null, and there are layers of type sliding_attention")
-        windows = window_by_layer(config, types, config["sliding_window"])
-        derived = {"layer_types": types, "windows": windows, "ropes": _ropes(config, types)}
+        derived = {
+            "layer_types": types,
+            "windows": windows_by_type(config, types),
+            "ropes": _ropes(config, types),
+        }
         return cls(**read_fields(cls, config, **derived, **attention_heads(config)))
 
 
