@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -162,9 +163,13 @@ def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(folder)
-    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    auto = _language_model(AutoConfig.from_pretrained(folder))
     return auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+def _language_model(config: PreTrainedConfig) -> type[Any]:
+    """What builds the reference of `config`: text beside a vision tower is of another kind, with images or without."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
 
 
 @torch.inference_mode()
@@ -209,9 +214,7 @@ def random_model(card: Card) -> PreTrainedModel:
     settings = copy.deepcopy(dict(card.config))
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, architectures=[card.architecture])
     torch.manual_seed(SEED)
-    auto = AutoModelForCausalLM if card.pooling is None else AutoModel
-    if card.images:
-        auto = AutoModelForImageTextToText
+    auto = _language_model(config) if card.pooling is None else AutoModel
     model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
