@@ -197,6 +197,28 @@ GRANITE_3B_CODE = {
     "mlp_bias": True,
     "tie_word_embeddings": True,
 }
+DEVSTRAL_SMALL = {
+    "architectures": ["MistralForCausalLM"],
+    "vocab_size": 131072,
+    "hidden_size": 5120,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": None,
+}
+MISTRAL_SMALL_3_1 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": DEVSTRAL_SMALL}
+MINISTRAL_3_3B = {
+    "architectures": ["Ministral3ForCausalLM"],
+    "vocab_size": 131072,
+    "hidden_size": 3072,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+}
 SMOLLM3_3B = {
     "architectures": ["SmolLM3ForCausalLM"],
     "vocab_size": 128256,
@@ -244,6 +266,9 @@ PUBLISHED = [
     pytest.param(QWEN3_0_6B, 596_049_920, id="Qwen3-0.6B"),
     pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
     pytest.param(OLMO_2_7B, 7_298_617_344, id="OLMo-2-7B"),
+    pytest.param(DEVSTRAL_SMALL, 23_572_403_200, id="Devstral-Small"),
+    pytest.param(MISTRAL_SMALL_3_1, 23_572_403_200, id="Mistral-Small-3.1-text"),
+    pytest.param(MINISTRAL_3_3B, 3_429_006_336, id="Ministral-3-3B-text"),
     pytest.param(SMOLLM3_3B, 3_075_098_624, id="SmolLM3-3B"),
     pytest.param(EXAONE_4_0_1_2B, 1_279_391_488, id="EXAONE-4.0-1.2B"),
     pytest.param(EXAONE_4_0_32B, 32_003_216_384, id="EXAONE-4.0-32B"),

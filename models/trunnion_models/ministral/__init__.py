@@ -1,0 +1,3 @@
+"""Ministral: Mistral with windows by layer."""
+
+ARCHITECTURES = {"MinistralForCausalLM": "model:MinistralForCausalLM"}

@@ -1,0 +1,3 @@
+"""Ministral 3: Mistral with YaRN, and queries that grow with their position."""
+
+ARCHITECTURES = {"Ministral3ForCausalLM": "model:Ministral3ForCausalLM"}
