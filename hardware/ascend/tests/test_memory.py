@@ -9,13 +9,14 @@ import pytest
 import torch
 from tests.conformance.tiny_llama import write_tiny_llama
 
-from trunnion.config import ExecutorConfig
+from trunnion.config import BuildContext, ExecutorConfig
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.runner import Mode
+from trunnion.layers.attention import Attention
 from trunnion.reference.memory_profile import profile_captured_groups
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_ascend.hardware import AscendHardware
-from trunnion_ascend.memory import FUSED_BYTES, MASK_BYTES, SEGMENT_BYTES
+from trunnion_ascend.memory import FUSED_BYTES, MASK_BYTES, SEGMENT_BYTES, with_graphs
 
 LIMITS = Limits(max_num_tokens=128, max_num_seqs=64, max_model_len=64, max_logits_rows=8, block_size=16)
 
@@ -37,6 +38,30 @@ def test_the_fused_operator_has_room_to_work_in(tmp_path: Path) -> None:
     assert full.graphs >= FUSED_BYTES + SEGMENT_BYTES + full.activations
     assert isinstance(executor.model, torch.nn.Module)
     assert profile_captured_groups(executor.model, LIMITS, lambda spec: False) == 0
+
+
+class TwoGroups(torch.nn.Module):
+    """A layer that sees all keys, and two that see a window of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        context = BuildContext(hardware=AscendHardware(), dtype=torch.bfloat16)
+        windows = (None, 8, 8)
+        self.layers = torch.nn.ModuleList(
+            Attention(2, 64, 1, 1.0, window=window, ctx=context, prefix=f"layers.{index}")
+            for index, window in enumerate(windows)
+        )
+
+
+def test_each_group_keeps_a_workspace_in_full_graphs_and_all_share_one_elsewhere() -> None:
+    nothing = MemoryProfile(weights=0, activations=0)
+    eager, piecewise, full = (
+        with_graphs(nothing, TwoGroups(), LIMITS, mode, lambda spec: True)
+        for mode in (Mode.EAGER, Mode.PIECEWISE, Mode.FULL)
+    )
+    assert eager.workspaces == piecewise.workspaces == full.workspaces == FUSED_BYTES + 2 * MASK_BYTES
+    assert piecewise.graphs == SEGMENT_BYTES
+    assert full.graphs == SEGMENT_BYTES + 2 * FUSED_BYTES
 
 
 def test_groups_of_the_reference_have_room_for_all_decodes_at_once(tmp_path: Path) -> None:

@@ -150,5 +150,5 @@ def test_two_graphs_keep_their_own_tasks(captured: Captured) -> None:
 def test_tasks_own_nothing_of_the_pool() -> None:
     """What a call read is free for the next one: three calls, one address."""
     captured = Captured()
-    addresses = {task.tensors[0].data_ptr() for task in captured.segment._tasks}
+    addresses = {task.tensors[0].data_ptr() for task in captured.segment.tasks}
     assert len(addresses) == 1

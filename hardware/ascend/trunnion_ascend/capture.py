@@ -15,14 +15,14 @@ class NpuSegment:
     """A captured graph, and its tasks that each replay updates."""
 
     def __init__(self, graph: torch.npu.NPUGraph, tasks: Sequence[CapturedTask], updates: TaskUpdates) -> None:
+        self.tasks = tasks
         self._graph = graph
-        self._tasks = tasks
         self._updates = updates
 
     def replay(self) -> None:
         """Enqueue it on the current stream."""
-        if self._tasks:
-            self._updates.replay(self._graph, self._tasks)
+        if self.tasks:
+            self._updates.replay(self._graph, self.tasks)
         else:
             self._graph.replay()
 

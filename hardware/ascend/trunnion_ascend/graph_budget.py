@@ -1,8 +1,8 @@
-"""What graphs take of a device's streams, and how many sizes of steps fit into what there is.
+"""What graphs take of a device's streams and events, and how many sizes of steps fit into what there is.
 
 A graph keeps streams for as long as it lives, and a capture that finds none fails in the middle (hicann/runtime,
 docs/zh/FAQ, EE1023). What a graph takes is not documented: the numbers below are those of vllm-ascend's
-`update_aclgraph_sizes`, where they were found by trial.
+`update_aclgraph_sizes`, where they were found by trial. Each task that is updated has an event of its own.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ COLLECTIVE_RESERVED = 40
 """And for each domain of collectives."""
 COLLECTIVE_STREAMS = 2
 """Of a graph, for each domain whose collectives may stand in it."""
+RESERVED_EVENTS = 512
+"""Events that are not for tasks: torch_npu's, the collectives', the fences. An estimate: nobody says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphBudget:
-    """The streams of one device."""
+    """The streams and events of one device."""
 
     streams: int
     """All that it has."""
+    events: int
+    """All that it has."""
     taken: int = 0
-    """By the graphs of other executors."""
+    """Streams of the graphs of other executors."""
+    events_taken: int = 0
     num_domains: int = 0
     """Of collectives that graphs hold: 1 for tensor parallelism."""
 
@@ -37,6 +42,11 @@ class GraphBudget:
     def for_graphs(self) -> int:
         """What is left for graphs."""
         return self.streams - self.taken - RESERVED - COLLECTIVE_RESERVED * self.num_domains
+
+    @property
+    def events_for_tasks(self) -> int:
+        """What is left for tasks."""
+        return self.events - self.events_taken - RESERVED_EVENTS
 
     @property
     def per_graph(self) -> int:
@@ -48,20 +58,38 @@ class GraphBudget:
         graphs = len(buckets.tokens) * (num_layers + 1) + len(buckets.logits) + len(buckets.all_full())
         return graphs * self.per_graph
 
-    def choose(self, limits: Limits, decode_query_lens: Sequence[int] | None, num_layers: int) -> Buckets:
+    def events_needed(self, buckets: Buckets, num_tasks: int) -> int:
+        """Events of all full graphs of an executor, `num_tasks` of whose layers are updated."""
+        return len(buckets.all_full()) * num_tasks
+
+    def choose(
+        self, limits: Limits, decode_query_lens: Sequence[int] | None, num_layers: int, num_tasks: int = 0
+    ) -> Buckets:
         """The finest buckets that fit; the coarsest there are if none does, which `check` refuses."""
         for doublings in range(DOUBLINGS, 0, -1):
             buckets = Buckets(limits, decode_query_lens, doublings=doublings)
-            if self.needed(buckets, num_layers) <= self.for_graphs:
+            has_streams = self.needed(buckets, num_layers) <= self.for_graphs
+            if has_streams and self.events_needed(buckets, num_tasks) <= self.events_for_tasks:
                 break
         return buckets
 
-    def check(self, buckets: Buckets, num_layers: int) -> None:
+    def check(self, buckets: Buckets, num_layers: int, num_tasks: int = 0) -> None:
         """Refuse what does not fit, before anything is captured.
 
         Raises:
-            UnsupportedError: the graphs of `buckets` take more streams than there are.
+            UnsupportedError: the graphs of `buckets` take more streams than there are, or more events.
         """
+        self._check_streams(buckets, num_layers)
+        needed, limits = self.events_needed(buckets, num_tasks), buckets.limits
+        if needed > self.events_for_tasks:
+            raise UnsupportedError(
+                f"{len(buckets.all_full())} full graphs of decodes of up to {limits.max_num_seqs} requests,"
+                f" {num_tasks} attention layers each that are updated, take {needed} events, and the device has"
+                f" {self.events_for_tasks} for them; choices: fewer max_num_seqs, or no full graphs:"
+                " AscendHardware(Mode.PIECEWISE)"
+            )
+
+    def _check_streams(self, buckets: Buckets, num_layers: int) -> None:
         needed, limits = self.needed(buckets, num_layers), buckets.limits
         if needed <= self.for_graphs:
             return

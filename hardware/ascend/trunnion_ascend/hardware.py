@@ -154,9 +154,14 @@ class AscendHardware(ReferenceHardware):
         return runner
 
     def graph_budget(self) -> GraphBudget:
-        """The device's streams, less what the runners of this process take."""
-        taken = sum(runner.streams for runner in self._runners)
-        return GraphBudget(streams=self.soc.max_streams, taken=taken, num_domains=self._num_domains)
+        """The device's streams and events, less what the runners of this process take."""
+        return GraphBudget(
+            streams=self.soc.max_streams,
+            events=self.soc.max_events,
+            taken=sum(runner.streams for runner in self._runners),
+            events_taken=sum(runner.events for runner in self._runners),
+            num_domains=self._num_domains,
+        )
 
     def memory_profile(self, model: Model, limits: Limits) -> MemoryProfile:
         """See `trunnion_ascend.memory`."""

@@ -28,7 +28,7 @@ def with_graphs(
     """The profile of an eager step on the reference -> that of this package.
 
     Graphs share one pool, in which a step takes no more than it takes outside, but for the reference's groups in full
-    graphs. Workspaces of full graphs stay from the capture on.
+    graphs. Workspaces of full graphs stay from the capture on, one for each group; elsewhere all calls take the same.
 
     Args:
         is_fused: whether a group runs on the fused operator.
@@ -42,5 +42,5 @@ def with_graphs(
     graphs = profile.activations + profile.workspaces
     if mode is Mode.FULL:
         captured = profile_captured_groups(model, limits, lambda spec: not is_fused(spec))
-        graphs = profile.activations + max(profile.workspaces, captured) + fused
+        graphs = profile.activations + max(profile.workspaces, captured) + FUSED_BYTES * num_fused
     return dataclasses.replace(profile, workspaces=workspaces, graphs=graphs + SEGMENT_BYTES)

@@ -42,7 +42,8 @@ class NpuGraphRunner(Runner):
         self._budget = budget
         self._num_layers = sum(group.num_layers for group in self.groups)
         lengths = None if full_graphs and self._why_not_full is None else ()
-        self.buckets = budget.choose(limits, lengths, self._num_layers)
+        self._num_tasks = sum(group.num_layers for group in self.groups if isinstance(group, TaskUser))
+        self.buckets = budget.choose(limits, lengths, self._num_layers, self._num_tasks)
         self._breaks = breaks
         self._device = device
         self.steps: CapturedSteps | None = None
@@ -53,6 +54,11 @@ class NpuGraphRunner(Runner):
         """Of the device, that its graphs take."""
         return self._budget.needed(self.buckets, self._num_layers)
 
+    @property
+    def events(self) -> int:
+        """Of the device, that its tasks take."""
+        return self._budget.events_needed(self.buckets, self._num_tasks)
+
     def select(self, counts: BatchCounts) -> Bucket:
         return self.buckets.select(counts)
 
@@ -61,9 +67,9 @@ class NpuGraphRunner(Runner):
         """Run every bucket once and capture it, the largest first.
 
         Raises:
-            UnsupportedError: the device has too few streams for all of them.
+            UnsupportedError: the device has too few streams or events for all of them.
         """
-        self._budget.check(self.buckets, self._num_layers)
+        self._budget.check(self.buckets, self._num_layers, self._num_tasks)
         # Graphs of an earlier warm-up go, and with them their pool.
         self.close()
         before = torch.npu.mem_get_info(self._device)[0]
@@ -73,7 +79,10 @@ class NpuGraphRunner(Runner):
                 group.tasks = capture.tasks
         self.steps = CapturedSteps(self, self.buckets, self._breaks, inputs, capture, RULES)
         self.steps.capture_all(report)
-        report.captured.append(f"all of it: {self.streams} of {self._budget.for_graphs} streams for graphs")
+        report.captured.append(
+            f"all of it: {self.streams} of {self._budget.for_graphs} streams for graphs, "
+            f"{self.events} of {self._budget.events_for_tasks} events for tasks"
+        )
         if self._why_not_full is not None:
             report.eager["groups of uniform decodes"] = f"no full graphs: {self._why_not_full}"
         torch.npu.synchronize(self._device)

@@ -28,6 +28,8 @@ class Soc:
     """Whether weights and caches must lie in the fractal layout (NZ) for the operators that read them."""
     max_streams: int
     """Of a device, which graphs take their share of (hicann/runtime, docs/zh/api_ref/06_stream_management.md)."""
+    max_events: int
+    """Of a device, one for each task that is updated in a graph (07_event_management.md, aclrtCreateEvent)."""
 
 
 SOCS = (
@@ -42,6 +44,7 @@ SOCS = (
         has_float8=False,
         needs_fractal=False,
         max_streams=1984,
+        max_events=65536,
     ),
     Soc(
         family="Atlas A3",
@@ -54,6 +57,7 @@ SOCS = (
         has_float8=False,
         needs_fractal=False,
         max_streams=1984,
+        max_events=65536,
     ),
     Soc(
         family="Atlas 300I (310P)",
@@ -66,6 +70,7 @@ SOCS = (
         has_float8=False,
         needs_fractal=True,
         max_streams=1024,
+        max_events=1023,
     ),
 )
 
