@@ -326,6 +326,40 @@ def test_what_a_layer_computes(tmp_path: Path) -> None:
     assert (out - x @ torch.cat([dense["gate_proj"], dense["up_proj"]]).T).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize(
+    ("weights", "inputs"),
+    [("weight_scale", "input_scale"), ("weight_scale_inv", "activation_scale")],
+    ids=["AutoFP8", "transformers"],
+)
+def test_static_scales_have_two_names(tmp_path: Path, weights: str, inputs: str, shape: tuple[int, ...]) -> None:
+    stored, dense = {}, []
+    for index, (name, rows) in enumerate({"q_proj": 192, "k_proj": 96, "v_proj": 96}.items()):
+        stored[f"{name}.weight"] = torch.randn(rows, 200).to(E4M3)
+        stored[f"{name}.{weights}"] = torch.full(shape, 0.5 + index)
+        stored[f"{name}.{inputs}"] = torch.full(shape, 1.5 + index)
+        dense.append(stored[f"{name}.weight"].float() * (0.5 + index))
+    save_file(stored, tmp_path / "model.safetensors")
+    settings = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    scheme = read(settings).scheme_of("q_proj")
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, quantization=Everything(scheme))
+    with torch.device("meta"):
+        model = Fused(ctx)
+    load_weights(model, SafetensorsSource(tmp_path), WEIGHT_MAP, dtype=torch.float32, device=torch.device("cpu"))
+    assert torch.equal(model.qkv_proj.dense_weight(), torch.cat(dense))
+    assert model.qkv_proj.input_scale.tolist() == [1.5, 2.5, 3.5]
+
+
+def test_a_scale_under_both_of_its_names_is_a_duplicate(tmp_path: Path) -> None:
+    save(tmp_path, scheme := W8A8(dtype=E4M3, per_row=False))
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["down_proj.weight_scale_inv"] = stored["down_proj.weight_scale"].clone()
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"duplicated.*down_proj\.weight_scale_inv"):
+        load(tmp_path, Everything(scheme))
+
+
 def test_the_largest_static_scale_serves_all_parts_and_addresses_stay(tmp_path: Path) -> None:
     scheme = W8A8(dtype=E4M3, activations=Activations.STATIC)
     with pytest.raises(UnsupportedError, match=r"experts with static scales.*dynamic"):

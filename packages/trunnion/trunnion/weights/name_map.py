@@ -32,6 +32,9 @@ KV_SCALES: Rules = (
 """(pattern, replacement): where the scales of an fp8 cache stand below `self_attn`, by vLLM, ModelOpt and
 compressed-tensors, and the parameter of `Attention` each of them is."""
 
+SCALE_NAMES: Mapping[str, str] = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+"""transformers' names for the scales of FP8 without blocks (Ministral 3) -> AutoFP8's, which are those of layers."""
+
 COMMON_REFUSE: Rules = (
     (
         r"lora_[AB]|lora_embedding_[AB]|base_layer|modules_to_save|base_model\.model",

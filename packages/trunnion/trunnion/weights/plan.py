@@ -11,7 +11,7 @@ import torch
 
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.interfaces.weights import Placement, default_of, placements_of
-from trunnion.weights.name_map import Ignored, Refused, Target, WeightMap, kv_scale
+from trunnion.weights.name_map import SCALE_NAMES, Ignored, Refused, Target, WeightMap, kv_scale
 from trunnion.weights.report import first_names
 from trunnion.weights.source import TensorInfo, WeightSource
 
@@ -91,7 +91,7 @@ def plan_load(
         if isinstance(resolved, Ignored):
             plan.ignored[resolved.reason].append(name)
             continue
-        for target in resolved:
+        for target in (_by_the_layers_name(target, params) for target in resolved):
             if lies_in(target.param, shared_modules):
                 plan.ignored[SHARED].append(name)
                 continue
@@ -122,6 +122,17 @@ def plan_load(
     if any(problems.values()):
         raise WeightsError(_describe(model, source, problems))
     return plan
+
+
+def _by_the_layers_name(target: Target, params: Mapping[str, torch.Tensor]) -> Target:
+    """A scale that its layer calls otherwise; any other target as it is."""
+    if target.param in params:
+        return target
+    for published, own in SCALE_NAMES.items():
+        found = target.param.removesuffix(published) + own
+        if target.param.endswith(published) and found in params:
+            return Target(found, target.part)
+    return target
 
 
 def _tied(params: Mapping[str, torch.Tensor], weight_map: WeightMap) -> dict[str, str]:
