@@ -45,7 +45,7 @@ class Card:
     """The card is a pooling model and its checkpoint says so; its embeddings are compared instead of logits."""
     quantization: Mapping[str, Any] | None = None
     """`quantization_config` of the checkpoint, whose weights are quantised so; compared with the same weights made
-    dense and activations that are quantised and made dense again."""
+    dense and, if they are quantised too, activations made dense again."""
     kv_cache_dtype: str = "auto"
     """Of cached keys and values, as in ExecutorConfig; compared with a cache that rounds what is put into it."""
     draft: bool = False
@@ -67,7 +67,14 @@ class Card:
     @property
     def rounds(self) -> bool:
         """Whether values are rounded to few on their way through the model."""
-        return self.quantization is not None or self.kv_cache_dtype != "auto"
+        return self.rounds_activations or self.kv_cache_dtype != "auto"
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether what enters quantised layers is rounded too; weights are rounded in the checkpoint, once for all."""
+        settings = self.quantization or {}
+        weights_alone = settings.get("quant_method") in ("awq", "gptq") or settings.get("format") == "pack-quantized"
+        return bool(settings) and not weights_alone
 
     def __post_init__(self) -> None:
         if not 0 < self.fp32_tolerance <= FP32_TOLERANCE:

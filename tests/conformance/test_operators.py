@@ -83,6 +83,17 @@ def _w8a8_experts(noise: Noise, rows: int, dtype: torch.dtype) -> Arguments:
     return [noise(rows, 72), w13, _scales(5, 80), w2, _scales(5, 72), *routing]
 
 
+def _grouped_int(
+    noise: Noise, rows: int, bits: int, features: int, group: int, zeros: bool = False, bias: bool = False
+) -> Arguments:
+    groups = -(-features // group)
+    weight = torch.randint(0, 256, (40, features * bits // 8), dtype=torch.uint8)
+    # Products are of the size of what they are made from.
+    scales = (noise(40, groups).abs() + 0.1) * 2.0 ** (-bits)
+    zero_points = torch.randint(0, 2**bits, (40, groups), dtype=torch.uint8) if zeros else None
+    return [noise(rows, features) * 0.1, weight, scales, zero_points, noise(40) if bias else None, bits, group]
+
+
 def _delta_rule(noise: Noise, rows: int) -> Arguments:
     shape = (2, rows)
     decay = -torch.rand(*shape, 4)
@@ -139,6 +150,14 @@ CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
     "w8a8_experts": {
         "int8": lambda noise, rows: _w8a8_experts(noise, rows, torch.int8),
         "fp8": lambda noise, rows: _w8a8_experts(noise, rows, E4M3),
+    },
+    "grouped_int_linear": {
+        "4-bits": lambda noise, rows: _grouped_int(noise, rows, 4, 192, 64),
+        "4-bits-zeros": lambda noise, rows: _grouped_int(noise, rows, 4, 160, 32, zeros=True, bias=True),
+        "4-bits-short": lambda noise, rows: _grouped_int(noise, rows, 4, 152, 128, zeros=True),
+        "4-bits-rows": lambda noise, rows: _grouped_int(noise, rows, 4, 88, 88, bias=True),
+        "8-bits": lambda noise, rows: _grouped_int(noise, rows, 8, 96, 32),
+        "8-bits-zeros": lambda noise, rows: _grouped_int(noise, rows, 8, 72, 72, zeros=True),
     },
     "causal_conv1d_silu": {
         "plain": lambda noise, rows: [noise(2, rows + 1, 10), noise(2, 10, 3), noise(10, 4), None],

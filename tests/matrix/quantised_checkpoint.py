@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from . import packed_checkpoint
+
 DENSE = "dense"
 """Folder beside the quantised tensors: the same weights, each multiplied by its scale."""
 BLOCK = 128
@@ -40,9 +42,14 @@ def save_quantised(folder: Path, settings: Mapping[str, Any]) -> None:
     dtype = next(iter(tensors.values())).dtype
     for module in modules:
         spread = _uneven(tensors[f"{module}.weight"].float(), generator)
-        made, weight = _quantise_weight(spread, kind)
+        if kind["packed"]:
+            integers = packed_checkpoint.quantise(spread, settings, module, dtype)
+            made, weight = packed_checkpoint.published(integers, settings), integers.dense()
+        else:
+            made, weight = _quantise_weight(spread, kind)
         del stored[f"{module}.weight"]
-        stored |= {f"{module}.{leaf}": tensor for leaf, tensor in made.items()}
+        # What a layer has of its own stays: GPTQ writes a bias of zeros where there is none.
+        stored |= {name: tensor for leaf, tensor in made.items() if (name := f"{module}.{leaf}") not in stored}
         dense[f"{module}.weight"] = weight
     scales: dict[str, float] = {}
     # In float32: most products of a value and its scale have no place in bfloat16.
@@ -54,7 +61,8 @@ def save_quantised(folder: Path, settings: Mapping[str, Any]) -> None:
         stored |= {f"{module}.input_scale": torch.tensor([scale]) for module, scale in scales.items()}
     stored = {name: tensor.to(dtype) if tensor.dtype == torch.bfloat16 else tensor for name, tensor in stored.items()}
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    how = {"modules": modules, "int8": kind["dtype"] == torch.int8, "group": kind["group"], "scales": scales}
+    rounded = [] if kind["packed"] else modules
+    how = {"modules": rounded, "int8": kind["dtype"] == torch.int8, "group": kind["group"], "scales": scales}
     (dense_folder / "how.json").write_text(json.dumps(how))
 
 
@@ -75,9 +83,13 @@ def quantise_activations(model: PreTrainedModel, folder: Path) -> PreTrainedMode
 
 
 def _kind(settings: Mapping[str, Any]) -> dict[str, Any]:
+    if packed_checkpoint.is_packed(settings):
+        ignore = packed_checkpoint.ignored_modules(settings)
+        return {"packed": True, "dtype": torch.int8, "group": None, "static": False, "ignore": ignore}
     if settings["quant_method"] == "fp8":
         is_block = settings.get("weight_block_size") is not None
         return {
+            "packed": False,
             "dtype": torch.float8_e4m3fn,
             "weights": "block" if is_block else "tensor",
             "scale": "weight_scale_inv" if is_block else "weight_scale",
@@ -88,6 +100,7 @@ def _kind(settings: Mapping[str, Any]) -> dict[str, Any]:
     (group,) = settings["config_groups"].values()
     weights, inputs = group["weights"], group["input_activations"]
     return {
+        "packed": False,
         "dtype": torch.int8 if weights["type"] == "int" else torch.float8_e4m3fn,
         "weights": weights["strategy"],
         "scale": "weight_scale",

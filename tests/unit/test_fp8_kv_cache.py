@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,27 @@ def test_scales_that_are_not_there_are_one_and_said(llama: Callable[..., Path]) 
     assert executor._groups.groups[0].kv_scales == [(1.0, 1.0)] * 2  # type: ignore[attr-defined]
     (line,) = (line for line in executor.weight_report.lines() if "scalars" in line)
     assert line.startswith("weights: 4 scalars not in the checkpoint, taken as 1.0: model.layers.0.self_attn.attn.k_sc")
+
+
+def with_cache_scheme(folder: Path) -> Path:
+    """As a checkpoint of compressed-tensors whose only quantised part is the cache."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    settings = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "kv_cache_scheme": scheme,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": ["re:.*"],
+    }  # fmt: skip
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    return folder
+
+
+def test_scales_that_the_config_promises_must_be_there(llama: Callable[..., Path]) -> None:
+    executor = create(with_cache_scheme(llama(scaled(SPELLINGS["compressed-tensors"]))))
+    assert executor._groups.groups[0].kv_scales == [(0.25, 2.0), (0.5, 4.0)]  # type: ignore[attr-defined]
+    create(with_cache_scheme(llama()), "auto")
+    with pytest.raises(WeightsError, match=r"kv_cache_scheme.*missing: model\.layers\.0\.self_attn\.attn\.k_scale"):
+        create(with_cache_scheme(llama()))
 
 
 def test_without_an_fp8_cache_scales_are_left_out_and_said(llama: Callable[..., Path]) -> None:

@@ -89,8 +89,7 @@ def test_schemes(settings: Mapping[str, Any], scheme: Scheme) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"quant_method": "awq"}, "quant_method 'awq'.*supported: fp8, compressed-tensors"),
-        ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
+        ({"quant_method": "aqlm"}, "quant_method 'aqlm'.*supported: fp8, compressed-tensors, awq, gptq"),
         ({"quant_method": "mxfp4"}, "'mxfp4'"),
         ({"quant_method": "modelopt"}, "'modelopt'"),
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes'"),
@@ -101,7 +100,8 @@ def test_schemes(settings: Mapping[str, Any], scheme: Scheme) -> None:
         (compressed(strategy="group"), "strategy 'group'.*'channel', 'tensor', 'block'"),
         (compressed(symmetric=False), "symmetric False"),
         (compressed(inputs={"num_bits": 4}), "input_activations num_bits 4"),
-        (compressed() | {"format": "pack-quantized"}, "format 'pack-quantized'.*'int-quantized'"),
+        (compressed() | {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'.*'int-quantized'"),
+        (compressed() | {"format": "pack-quantized"}, "input_activations in format 'pack-quantized'"),
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         ({"quant_method": "compressed-tensors"}, "no config_groups"),
     ],

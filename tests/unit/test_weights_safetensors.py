@@ -164,11 +164,11 @@ def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("side_file", "content", "expected"),
     [
-        ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
+        ("config.json", {"quantization_config": {"quant_method": "quip"}}, "quant_method 'quip'"),
         ("config.json", {"quantization_config": {"quant_method": "never heard of"}}, "never heard of"),
-        ("config.json", {"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+        ("config.json", {"text_config": {"quantization_config": {"quant_method": "hqq"}}}, "hqq"),
         ("config.json", {"quantization": {"bits": 4, "group_size": 64}}, "quantization"),
-        ("quantize_config.json", {"bits": 4}, "quantize_config.json"),
+        ("quantize_config.json", {"bits": 3, "group_size": 128}, "gptq: bits 3 is not supported; choices: 4, 8"),
         ("quant_model_description.json", {}, "msmodelslim"),
         ("hf_quant_config.json", {}, "ModelOpt"),
     ],

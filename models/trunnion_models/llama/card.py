@@ -63,6 +63,35 @@ def _compressed(kind: str, weights: str, activations: str, ignore: list[str]) ->
     }
 
 
+def _packed(
+    bits: int,
+    group_size: int | None,
+    *,
+    ignore: list[str],
+    symmetric: bool = True,
+    actorder: str | None = None,
+) -> dict[str, Any]:
+    """Weights alone, as llm-compressor writes them."""
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "strategy": "channel" if group_size is None else "group",
+        "group_size": group_size,
+        "symmetric": symmetric,
+        "actorder": actorder,
+        "dynamic": False,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ignore,
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }
+
+
 CARDS: tuple[Card, ...] = (
     _llama(
         "quick",
@@ -174,5 +203,53 @@ CARDS: tuple[Card, ...] = (
         "fp8-rows",
         "compressed-tensors: FP8 with scales per row, activations per token",
         _compressed("float", "channel", "token", ["lm_head"]),
+    ),
+    _quantised(
+        "w4a16",
+        "compressed-tensors: weights of 4 bits in groups of 32, symmetric; ignored by pattern and by name, biases",
+        _packed(4, 32, ignore=["re:.*layers\\.0\\.mlp\\.(gate|up)_proj", "lm_head"]),
+        quick=True,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    _quantised(
+        "w4a16-asymmetric",
+        "compressed-tensors: zero points, and features in an order of the checkpoint's",
+        _packed(4, 32, ignore=["lm_head"], symmetric=False, actorder="group"),
+    ),
+    _quantised(
+        "w4a16-w8",
+        "compressed-tensors: weights of 8 bits, packed, with a scale and a zero point per row",
+        _packed(8, None, ignore=["lm_head"], symmetric=False),
+    ),
+    _quantised(
+        "awq",
+        "eight outputs to a word in an order of its own, groups of 32; biases, one projection left out",
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 32,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": ["model.layers.1.mlp.down_proj"],
+        },
+        attention_bias=True,
+    ),
+    _quantised(
+        "gptq",
+        "zero points stored less 1, the last group cut short, biases of zeros that the model does not have",
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False},
+    ),
+    _quantised(
+        "gptq-desc-act",
+        "features in an order of the checkpoint's, zero points as they are",
+        {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": 32,
+            "sym": False,
+            "desc_act": True,
+            "checkpoint_format": "gptq_v2",
+        },
     ),
 )

@@ -41,7 +41,35 @@ class W8A8:
     activations: Activations = Activations.TOKEN
 
 
-Scheme = BlockFP8 | W8A8
+class IntLayout(Enum):
+    """Who wrote the integers of a checkpoint: how they are packed, and what its tensors are called."""
+
+    COMPRESSED = "compressed-tensors"
+    """Along the input features, of rows [out, in]: `weight_packed`, `weight_scale`, `weight_zero_point`."""
+    AWQ = "awq"
+    """Along the output features, of columns [in, out], in an order of its own: `qweight`, `scales`, `qzeros`."""
+    GPTQ = "gptq"
+    """Along the input features, of columns [in, out], zero points less 1: `qweight`, `scales`, `qzeros`."""
+    GPTQ_V2 = "gptq_v2"
+    """As GPTQ, zero points as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedInt:
+    """Weights alone, as `(value - zero point) * scale`: values of few bits, activations in the model's dtype."""
+
+    bits: int
+    """4 or 8; values and zero points are 0 ... 2 ** bits - 1."""
+    group_size: int | None
+    """Features of a row that share scale and zero point; None: all of them."""
+    has_zero_points: bool
+    """Whether the checkpoint has zero points; else each is 2 ** (bits - 1)."""
+    is_ordered: bool = False
+    """Whether the checkpoint tells the group of each feature (`g_idx`); else groups are runs of neighbours."""
+    layout: IntLayout
+
+
+Scheme = BlockFP8 | W8A8 | GroupedInt
 """What a checkpoint may hold; an unquantised layer has none (None)."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,18 @@ a convolution over q, k and v side by side, of which a rank has a piece of each)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recoding:
+    """How a checkpoint tensor that is stored otherwise than it is loaded becomes the tensor that is cut and copied."""
+
+    stored_shape: Callable[[tuple[int, ...]], tuple[int, ...]]
+    """Of a tensor that becomes one of the shape given, all ranks together."""
+    dtype: torch.dtype | None
+    """As stored; None: any that a parameter may be loaded from."""
+    decode: Callable[[torch.Tensor], torch.Tensor]
+    """A stored tensor -> one of the placement's shape, with the same values."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """One checkpoint tensor, or the part of it that this rank owns, and its place in a parameter.
 
@@ -20,17 +32,25 @@ class Placement:
     """
 
     shape: tuple[int, ...]
-    """Shape the checkpoint tensor must have, all ranks together."""
+    """Shape the checkpoint tensor must have, all ranks together; with a `recoding` what that makes of it."""
     source: Index = ()
     target: Index = ()
     loose: bool = False
     """Dimensions of 1 more or less are the same shape, and a tensor of shape () fills all of the target: scales."""
+    per_row: bool = True
+    """Whether each row is one output feature's, so that rows can be cut where a checkpoint fuses layers."""
+    recoding: Recoding | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the checkpoint tensor."""
+        return self.shape if self.recoding is None else self.recoding.stored_shape(self.shape)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a checkpoint tensor may have `shape`."""
         if self.loose:
             return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
-        return tuple(shape) == tuple(self.shape)
+        return tuple(shape) == tuple(self.stored_shape)
 
 
 def set_placements(parameter: torch.Tensor, placements: Mapping[str, Placement]) -> None:
@@ -56,3 +76,24 @@ def default_of(parameter: torch.Tensor) -> float | None:
     """What `scalar_with_default` was told; None for a parameter that the checkpoint must hold."""
     default: float | None = getattr(parameter, "trunnion_default", None)
     return default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A checkpoint tensor that is compared and not loaded: the model knows what it must hold. It may be absent."""
+
+    expected: str
+    """For messages."""
+    holds: Callable[[torch.Tensor], bool]
+    """Whether a stored tensor, on the CPU, holds that."""
+
+
+def set_known(module: torch.nn.Module, known: Mapping[tuple[str, str], Known]) -> None:
+    """Declare what a layer's checkpoint tensors must hold that are no parameter here, by (name, part)."""
+    module.trunnion_known = {**known_of(module), **known}  # type: ignore[assignment]
+
+
+def known_of(module: torch.nn.Module) -> Mapping[tuple[str, str], Known]:
+    """What `set_known` was told."""
+    declared: Mapping[tuple[str, str], Known] = module.__dict__.get("trunnion_known", {})
+    return declared

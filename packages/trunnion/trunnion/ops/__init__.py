@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from trunnion.ops import activation, gated_delta_rule, moe, norm, quantised, rotary_embedding, sampled_ids
+from trunnion.ops import activation, gated_delta_rule, grouped_int, moe, norm, quantised, rotary_embedding, sampled_ids
 
-__all__ = ["activation", "gated_delta_rule", "moe", "norm", "quantised", "rotary_embedding", "sampled_ids"]
+__all__ = [
+    "activation",
+    "gated_delta_rule",
+    "grouped_int",
+    "moe",
+    "norm",
+    "quantised",
+    "rotary_embedding",
+    "sampled_ids",
+]

@@ -9,6 +9,7 @@ from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import Limits, MemoryProfile
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
@@ -16,11 +17,12 @@ from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
-from trunnion.interfaces.quantization import BlockFP8, Scheme
+from trunnion.interfaces.quantization import BlockFP8, GroupedInt, Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.collectives import GlooCollectives
+from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
 from trunnion.reference.kv_events import HostKVEvents
 from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion.reference.memory_profile import profile_memory
@@ -49,11 +51,18 @@ class ReferenceHardware(Hardware):
     def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
         if isinstance(scheme, BlockFP8):
             return BlockFP8LinearMethod(scheme)
+        if isinstance(scheme, GroupedInt):
+            return GroupedIntLinearMethod(scheme)
         return UnquantizedLinearMethod() if scheme is None else W8A8LinearMethod(scheme)
 
     def moe_method(self, scheme: Scheme | None, prefix: str) -> MoEMethod:
         if isinstance(scheme, BlockFP8):
             return BlockFP8MoEMethod(scheme)
+        if isinstance(scheme, GroupedInt):
+            raise UnsupportedError(
+                f"{prefix}: experts with weights alone in {scheme.bits} bits ({scheme.layout.value}) are not "
+                "supported; choices: experts in bfloat16, FP8 or W8A8"
+            )
         return UnquantizedMoEMethod() if scheme is None else W8A8MoEMethod(scheme)
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
@@ -80,7 +81,8 @@ def _widest_row(model: nn.Module) -> int:
     widest = max((spec.num_qo_heads * _key_features(spec) for spec in latent), default=0)
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            sizes = parameter.shape[-2:]
+            *rows, features = parameter.shape[-2:] if parameter.dim() else (0,)
+            sizes = [*rows, features * _values(parameter)]
             if isinstance(module, VocabParallelEmbedding | ParallelLMHead):
                 sizes = sizes[1:]
             widest = max(widest, *sizes, 0)
@@ -90,7 +92,12 @@ def _widest_row(model: nn.Module) -> int:
 def _largest_quantised(model: nn.Module) -> int:
     """Elements of the largest weight that is made dense in a step; experts are one at a time."""
     weights = (parameter for parameter in model.parameters() if parameter.dtype.itemsize == 1 and parameter.dim() > 1)
-    return max((weight.shape[-2:].numel() for weight in weights), default=0)
+    return max((weight.shape[-2:].numel() * _values(weight) for weight in weights), default=0)
+
+
+def _values(weight: torch.Tensor) -> int:
+    """The most that an element holds: bytes may be two values of 4 bits."""
+    return 2 if weight.dtype == torch.uint8 else 1
 
 
 def _vocab_rows(model: nn.Module) -> int:

@@ -10,6 +10,7 @@ from trunnion.interfaces.methods import LinearMethod, LinearShape
 from trunnion.interfaces.quantization import W8A8, Activations, BlockFP8
 from trunnion.interfaces.weights import Placement, set_placements
 from trunnion.ops.quantised import dequantise_blocks, dequantise_rows
+from trunnion.reference.kept import keep
 from trunnion.reference.scale_placements import block_scales, row_scales
 
 
@@ -75,7 +76,7 @@ class W8A8LinearMethod(LinearMethod):
         if layer.keeps_dense_weight:
             _keep_dense(layer, dequantise_rows(layer.weight, layer.weight_scale))
         if self.scheme.activations is Activations.STATIC:
-            _keep(layer, "activation_scale", layer.input_scale.amax(0, keepdim=True))
+            keep(layer, "activation_scale", layer.input_scale.amax(0, keepdim=True))
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out: torch.Tensor = torch.ops.trunnion.w8a8_linear(
@@ -95,13 +96,4 @@ def _register(layer: nn.Module, name: str, shape: tuple[int, ...], dtype: torch.
 
 
 def _keep_dense(layer: nn.Module, weight: torch.Tensor) -> None:
-    _keep(layer, "kept_dense_weight", weight.to(layer.dense_dtype))
-
-
-def _keep(layer: nn.Module, name: str, value: torch.Tensor) -> None:
-    """As a buffer, whose address stays when it is computed anew after a reload."""
-    kept = getattr(layer, name, None)
-    if kept is None:
-        layer.register_buffer(name, value, persistent=False)
-    else:
-        kept.copy_(value)
+    keep(layer, "kept_dense_weight", weight.to(layer.dense_dtype))

@@ -9,7 +9,7 @@ import torch
 
 from trunnion import registry
 from trunnion.config import DTYPES, KV_CACHE_DTYPES, BuildContext, ExecutorConfig
-from trunnion.errors import UnsupportedError
+from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
@@ -21,10 +21,10 @@ from trunnion.weights.loader import load_weights
 from trunnion.weights.name_map import WeightMap
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.quantization_of_layers import QuantizedLayers
+from trunnion.weights.report import WeightReport, first_names
 
 if TYPE_CHECKING:
     from trunnion.runner.model_executor import ModelExecutor
-    from trunnion.weights.report import WeightReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         progress=config.progress,
         shared_modules=shared,
     )
+    _check_cache_scales(checkpoint, ctx, report)
     return LoadedModel(
         model=model.eval(),
         config=model_config,
@@ -108,6 +109,15 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
 def _quantization(checkpoint: Checkpoint, weight_map: WeightMap) -> QuantizedLayers | None:
     found = read_quantization(checkpoint.config)
     return None if found is None else QuantizedLayers(found, weight_map, checkpoint.source.infos)
+
+
+def _check_cache_scales(checkpoint: Checkpoint, ctx: BuildContext, report: WeightReport) -> None:
+    found = read_quantization(checkpoint.config)
+    if ctx.kv_cache_dtype is not None and found is not None and found.has_cache_scales and report.defaults:
+        raise WeightsError(
+            f"{checkpoint.path}: config.json says (kv_cache_scheme) that every layer has scales of an fp8 cache; "
+            f"missing: {first_names(tuple(report.defaults))}"
+        )
 
 
 def _check_environment(hardware: Hardware) -> None:

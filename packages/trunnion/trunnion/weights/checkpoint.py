@@ -10,13 +10,17 @@ from trunnion.config import PoolingConfig
 from trunnion.errors import ConfigError
 from trunnion.hf_config import read_config, read_generation_config
 from trunnion.pooling import read_pooling
+from trunnion.weights.quantization import with_settings_file
 from trunnion.weights.safetensors_source import SafetensorsSource
 from trunnion.weights.source import WeightSource
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model as it lies on disk: its configuration and its tensors, in the names of Hugging Face."""
+    """A model as it lies on disk: its configuration and its tensors, in the names of Hugging Face.
+
+    What a file beside `config.json` says about quantisation is in `config`, as if it stood there.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -43,7 +47,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         gguf = GGUFSource(path)
         return Checkpoint(path=path, config=gguf.hf_config(), generation_config=gguf.generation_config(), source=gguf)
-    config = read_config(path)
+    config = with_settings_file(path, read_config(path))
     return Checkpoint(
         path=path,
         config=config,

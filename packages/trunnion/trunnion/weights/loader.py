@@ -35,7 +35,8 @@ def load_weights(
     places that no part covers (vocabulary padding) are zero. `dtype` is the one the model was built in, checked here.
 
     Raises:
-        WeightsError: the checkpoint and the model do not add up, or a shared parameter is stored twice and differs.
+        WeightsError: the checkpoint and the model do not add up, a shared parameter is stored twice and differs, or a
+            tensor that the model has no use for does not hold what it must.
         UnsupportedError: a tensor that the map refuses.
     """
     start = time.perf_counter()
@@ -56,6 +57,9 @@ def load_weights(
             if name in plan.pieces:
                 loaded = params[plan.pieces[name][0].param].dtype
                 conversions[source.infos[name].stored, str(loaded).removeprefix("torch.")] += 1
+        for name, tensor in source.tensors(plan.known):
+            if not plan.known[name].holds(tensor):
+                raise WeightsError(f"{name}: expected {plan.known[name].expected}")
         for name, tensor in source.tensors(plan.tied):
             _compare_tied(params[plan.tied[name]], plan.tied[name], tensor, name)
     finalize_layers(own, device)
@@ -155,6 +159,7 @@ def _report(
         num_used=len(plan.pieces),
         ignored={reason: tuple(names) for reason, names in plan.ignored.items()},
         tied=tuple(plan.tied),
+        known=tuple(plan.known),
         shared=tuple(name for name, is_shared in shared.items() if is_shared),
         defaults=dict(plan.defaults),
         conversions=dict(conversions),

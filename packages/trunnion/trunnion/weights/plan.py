@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trunnion.errors import UnsupportedError, WeightsError
-from trunnion.interfaces.weights import Placement, default_of, placements_of
+from trunnion.interfaces.weights import Known, Placement, default_of, known_of, placements_of
 from trunnion.weights.name_map import SCALE_NAMES, Ignored, Refused, Target, WeightMap, kv_scale
 from trunnion.weights.report import first_names
 from trunnion.weights.source import TensorInfo, WeightSource
@@ -36,6 +36,8 @@ class Piece:
             tensor = tensor[self.expert]
         if self.transposed:
             tensor = tensor.transpose(0, 1)
+        if self.placement.recoding is not None:
+            tensor = self.placement.recoding.decode(tensor)
         if self.placement.loose:
             tensor = tensor.reshape(-1)
         if self.rows is not None:
@@ -51,6 +53,8 @@ class LoadPlan:
     ignored: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     tied: dict[str, str] = field(default_factory=dict)
     """Checkpoint tensor -> the parameter it must equal."""
+    known: dict[str, Known] = field(default_factory=dict)
+    """Checkpoint tensor -> what it must hold; it is not loaded."""
     defaults: dict[str, float] = field(default_factory=dict)
     """Parameter that the checkpoint leaves out, as it may -> its value."""
 
@@ -81,6 +85,7 @@ def plan_load(
         if not lies_in(name, shared_modules)
     }
     tied = _tied(params, weight_map)
+    known = _known(model)
     plan = LoadPlan()
     filled: dict[Target, str] = {}
     problems: dict[str, list[str]] = defaultdict(list)
@@ -100,6 +105,9 @@ def plan_load(
                 continue
             if target.param not in params and kv_scale(weight_map.renamed(name)) == target.param:
                 plan.ignored[NOT_SCALED].append(name)
+                continue
+            if target.param not in params and target in known:
+                plan.known[name] = known[target]
                 continue
             pieces = _pieces(target, info, params, name, problems)
             plan.pieces.setdefault(name, []).extend(pieces)
@@ -135,6 +143,14 @@ def _by_the_layers_name(target: Target, params: Mapping[str, torch.Tensor]) -> T
     return target
 
 
+def _known(model: torch.nn.Module) -> dict[Target, Known]:
+    return {
+        Target(f"{prefix}.{name}".removeprefix("."), part): known
+        for prefix, module in model.named_modules()
+        for (name, part), known in known_of(module).items()
+    }
+
+
 def _tied(params: Mapping[str, torch.Tensor], weight_map: WeightMap) -> dict[str, str]:
     """Parameter that the model ties -> the one it is tied to."""
     tied = {}
@@ -155,24 +171,27 @@ def _pieces(
     if parameter is None:
         problems["unexpected"].append(name)
         return []
+    placements = placements_of(parameter)
+    placement = placements.get(target.part)
+    recoding = placements[part].recoding if (part := target.part.split("+")[0]) in placements else None
+    wanted = parameter.dtype if recoding is None else recoding.dtype
     plain = info.dtype is not None and info.dtype.is_floating_point and info.dtype.itemsize >= 2
     # Into a quantised weight goes what was quantised for it, and nothing else.
-    is_quantised = parameter.dtype.itemsize == 1
-    if (is_quantised or not plain) and info.dtype != parameter.dtype:
+    is_quantised = wanted is not None and (wanted.itemsize == 1 or not wanted.is_floating_point)
+    if (is_quantised or not plain) and info.dtype != wanted:
         guess = "unquantised?" if is_quantised else "quantised?"
-        problems["of a wrong dtype"].append(f"{name} ({info.stored} for {_short(parameter.dtype)}: {guess})")
+        problems["of a wrong dtype"].append(f"{name} ({info.stored} for {_short(wanted or parameter.dtype)}: {guess})")
         return []
-    placements = placements_of(parameter)
     if target.part.startswith("*."):
         return _stacked_pieces(target, info, placements, name, problems)
     if "+" in target.part:
         return _cut_pieces(target, info, placements, name, problems)
-    placement = placements.get(target.part)
     if placement is None:
         problems["unexpected"].append(name)
         return []
     if not placement.accepts(info.shape):
-        problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {list(placement.shape)})")
+        wants = list(placement.stored_shape)
+        problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {wants})")
     return [Piece(param=target.param, part=target.part, placement=placement)]
 
 
@@ -186,17 +205,19 @@ def _cut_pieces(
         return []
     wanted = [placements[part] for part in parts]
     shape, loose = wanted[0].shape, wanted[0].loose
-    if not loose and target.param.rpartition(".")[2] not in ("weight", "bias"):
-        # A scale per block may belong to the end of one part and the start of the next.
-        raise UnsupportedError(f"{name}: scales per block of a module that the checkpoint fuses are not supported")
+    if not wanted[0].per_row:
+        raise UnsupportedError(
+            f"{name}: scales per block and groups of features of a module that the checkpoint fuses are not supported; "
+            "choices: what is stored per row or per tensor"
+        )
     if not shape:
         whole, rows = wanted[0], [None] * len(parts)
     else:
         ends = list(itertools.accumulate(place.shape[0] for place in wanted))
-        whole = Placement(shape=(ends[-1], *shape[1:]), loose=loose)
+        whole = Placement(shape=(ends[-1], *shape[1:]), loose=loose, recoding=wanted[0].recoding)
         rows = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
     if not whole.accepts(info.shape):
-        problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {list(whole.shape)})")
+        problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {list(whole.stored_shape)})")
     return [
         Piece(param=target.param, part=part, placement=place, rows=own)
         for part, place, own in zip(parts, wanted, rows, strict=True)

@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.quantization import Scheme
 from trunnion.weights.name_map import Ignored, Refused, WeightMap
-from trunnion.weights.quantization_config import QuantizationConfig
+from trunnion.weights.quantization_rules import QuantizationConfig
+
+WEIGHTS = ("weight", "weight_packed", "qweight")
+"""What the weight of a module is called, plain or packed."""
 
 
 class QuantizedLayers:
@@ -20,14 +23,14 @@ class QuantizedLayers:
 
     def __init__(self, config: QuantizationConfig, weight_map: WeightMap, names: Iterable[str]) -> None:
         self._config = config
-        self._modules: dict[str, list[str]] = defaultdict(list)
+        self._modules: dict[str, dict[str, str]] = defaultdict(dict)
         for name in names:
             module, _, leaf = name.rpartition(".")
             resolved = weight_map.resolve(name)
-            if leaf != "weight" or isinstance(resolved, Ignored | Refused):
+            if leaf not in WEIGHTS or isinstance(resolved, Ignored | Refused):
                 continue
             for target in resolved:
-                self._modules[target.param.rpartition(".")[0]].append(module)
+                self._modules[target.param.rpartition(".")[0]][module] = leaf
 
     def scheme(self, prefix: str) -> Scheme | None:
         """Of the layer or block of experts named `prefix`; None: unquantised.
@@ -36,8 +39,9 @@ class QuantizedLayers:
             UnsupportedError: its parts are quantised differently.
         """
         found: dict[Scheme | None, str] = {}
-        for module in self._modules.get(prefix, ()):
-            found.setdefault(self._config.scheme_of(module), module)
+        for module, leaf in self._modules.get(prefix, {}).items():
+            is_plain = leaf == "weight" and self._config.plain_is_unquantised
+            found.setdefault(None if is_plain else self._config.scheme_of(module), module)
         if len(found) > 1:
             listed = "; ".join(f"{module}: {_describe(scheme)}" for scheme, module in found.items())
             raise UnsupportedError(f"{prefix} is one layer here, and its parts must be quantised alike: {listed}")

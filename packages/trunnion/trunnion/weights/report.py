@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class WeightReport:
-    """Every checkpoint tensor is in `num_used`, `ignored` or `tied`; every parameter was filled once, is
+    """Every checkpoint tensor is in `num_used`, `ignored`, `tied` or `known`; every parameter was filled once, is
     shared, or is a scalar that took its default."""
 
     source: str
@@ -26,6 +26,8 @@ class WeightReport:
     seconds: float
     shared: tuple[str, ...] = ()
     """Parameters of a draft that are its target's; not counted above."""
+    known: tuple[str, ...] = ()
+    """Checkpoint tensors that hold what the model knows without them; compared with that."""
     defaults: Mapping[str, float] = field(default_factory=dict)
     """Parameter that the checkpoint leaves out -> the value it took."""
 
@@ -42,6 +44,8 @@ class WeightReport:
             out.append(f"weights: {len(names)} tensors ignored ({reason}): {first_names(names)}")
         if self.tied:
             out.append(f"weights: {first_names(self.tied)} repeats a tied parameter (equal)")
+        if self.known:
+            out.append(f"weights: {len(self.known)} tensors hold what they must, not loaded: {first_names(self.known)}")
         for value in sorted(set(self.defaults.values())):
             names = tuple(name for name, default in self.defaults.items() if default == value)
             out.append(f"weights: {len(names)} scalars not in the checkpoint, taken as {value}: {first_names(names)}")

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.hf_config import read_json_object
-from trunnion.weights.quantization import refuse_quantized_folder, refuse_quantized_names
+from trunnion.weights.quantization import refuse_quantized_folder, refuse_quantized_names, with_settings_file
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.report import first_names
 from trunnion.weights.safetensors_header import TORCH_DTYPES, read_header
@@ -35,9 +35,9 @@ class SafetensorsSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         refuse_quantized_folder(folder)
-        is_quantized = (folder / "config.json").is_file() and (
-            read_quantization(read_json_object(folder / "config.json")) is not None
-        )
+        path = folder / "config.json"
+        config = with_settings_file(folder, read_json_object(path) if path.is_file() else {})
+        is_quantized = read_quantization(config) is not None
         weight_map = _read_index(folder)
         files = _files_without_index(folder) if weight_map is None else sorted(set(weight_map.values()))
         self._names: dict[Path, list[str]] = {}
