@@ -55,6 +55,22 @@ QWEN3_0_6B = {
     "head_dim": 128,
     "tie_word_embeddings": True,
 }
+GEMMA_2_2B = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+GEMMA_2_9B = GEMMA_2_2B | {
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
 GEMMA_3_1B = {
     "architectures": ["Gemma3ForCausalLM"],
     "vocab_size": 262144,
@@ -264,6 +280,8 @@ PUBLISHED = [
     pytest.param(MISTRAL_7B, 7_241_732_096, id="Mistral-7B"),
     pytest.param(QWEN2_5_0_5B, 494_032_768, id="Qwen2.5-0.5B"),
     pytest.param(QWEN3_0_6B, 596_049_920, id="Qwen3-0.6B"),
+    pytest.param(GEMMA_2_2B, 2_614_341_888, id="Gemma-2-2B"),
+    pytest.param(GEMMA_2_9B, 9_241_705_984, id="Gemma-2-9B"),
     pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
     pytest.param(OLMO_2_7B, 7_298_617_344, id="OLMo-2-7B"),
     pytest.param(DEVSTRAL_SMALL, 23_572_403_200, id="Devstral-Small"),

@@ -64,6 +64,16 @@ def require(config: Mapping[str, Any], name: str, default: object, choices: Sequ
         raise UnsupportedError(f"{family(config)}: {name} {value!r} is not supported; choices: {listed}")
 
 
+def positive_or_none(config: Mapping[str, Any], name: str, default: float) -> float | None:
+    """The number `name`, for which null is a value of its own; `default` where the key is absent.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    value = config.get(name, default)
+    return None if value is None else float(_checked(config, name, "float", value, False))
+
+
 def layer_types(config: Mapping[str, Any], default: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
     """`layer_types` as given, checked, or the family's default: one entry per layer."""
     given = config.get("layer_types")

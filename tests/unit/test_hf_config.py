@@ -33,6 +33,7 @@ SUPPORTED = [
     "deepseek-v2-tiny-2layer",
     "devstral-small-2507-mistral",
     "exaone4-32b-LLLG",
+    "gemma2-9b",
     "gemma3-1b-text",
     "granite-3.3-2b",
     "granite-3b-code-128k-llama-bias",
