@@ -41,6 +41,11 @@ def _logits(rows: int, experts: int) -> torch.Tensor:
     return order.float() * 0.37 - 1.0
 
 
+def _biases(experts: int) -> torch.Tensor:
+    """They lift the experts that have low scores, and some sums of score and bias lie below 0."""
+    return torch.linspace(0.9, -0.9, experts)[torch.randperm(experts)]
+
+
 def _experts(noise: Noise, rows: int) -> Arguments:
     """The last expert gets no token. Products are of the size of what they are made from, as roundings between them."""
     weights = torch.rand(rows, 2)
@@ -132,6 +137,11 @@ CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
         "renormalised": lambda noise, rows: [_logits(rows, 6), 3, True],
     },
     "grouped_topk": {"plain": lambda noise, rows: [_logits(rows, 8), 3, 4, 2, False]},
+    "biased_grouped_topk": {
+        "plain": lambda noise, rows: [_logits(rows, 12), _biases(12), 3, 4, 2, False],
+        "renormalised": lambda noise, rows: [_logits(rows, 12), _biases(12), 3, 4, 2, True],
+        "one-group": lambda noise, rows: [_logits(rows, 7), _biases(7), 3, 1, 1, True],
+    },
     "fused_experts": {"plain": _experts},
     "block_fp8_linear": {
         "plain": lambda noise, rows: _blocks(noise, rows, 272, (128, 128), False),

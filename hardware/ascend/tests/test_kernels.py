@@ -171,6 +171,18 @@ CASES: dict[str, tuple[str, str, tuple[torch.dtype, ...], Callable[[torch.dtype,
     "topk-grouped-renormalised": (
         "grouped_topk", "aclnnMoeGatingTopK", FLOATS, lambda dtype, rows: [scores(rows, 12), 3, 4, 1, True],
     ),
+    "topk-biased": (
+        "biased_grouped_topk", "aclnnMoeGatingTopK", FLOATS,
+        lambda dtype, rows: [scores(rows, 20), torch.randn(20), 5, 5, 2, False],
+    ),
+    "topk-biased-renormalised": (
+        "biased_grouped_topk", "aclnnMoeGatingTopK", FLOATS,
+        lambda dtype, rows: [scores(rows, 12), torch.randn(12), 3, 4, 1, True],
+    ),
+    "topk-biased-no-groups": (
+        "biased_grouped_topk", "aclnnMoeGatingTopK", FLOATS,
+        lambda dtype, rows: [scores(rows, 12), torch.randn(12), 3, 1, 1, True],
+    ),
     "experts": ("fused_experts", "aclnnGroupedMatmulV5", FLOATS, experts),
     "int8": (
         "w8a8_linear", "aclnnQuantMatmulV5", HALVES,
@@ -233,6 +245,9 @@ DECLINED: dict[str, tuple[str, Callable[[], Arguments], str]] = {
         "896 rotated features",
     ),
     "small groups": ("grouped_topk", lambda: [scores(3, 8), 3, 4, 2, False], "groups of 2 experts"),
+    "small groups with a bias": (
+        "biased_grouped_topk", lambda: [scores(3, 8), torch.randn(8), 3, 4, 2, False], "groups of 2 experts",
+    ),
     "many groups": ("grouped_topk", lambda: [scores(1, 300), 3, 100, 2, False], "300 experts in 100 groups"),
     "one expert": (
         "fused_experts",
@@ -296,7 +311,7 @@ def test_what_a_chip_has_no_operator_for_is_not_registered() -> None:
     """And the report says why."""
     small = soc_of("Ascend310P3")
     assert set(kernels(A2)) - set(kernels(small)) == {
-        "rotary_embedding", "mrope_embedding", "topk_softmax", "grouped_topk", "fused_experts",
+        "rotary_embedding", "mrope_embedding", "topk_softmax", "grouped_topk", "biased_grouped_topk", "fused_experts",
         "w8a8_linear", "w8a8_experts",
     }  # fmt: skip
     assert "310P" in why_not(small)["w8a8_experts"]

@@ -39,7 +39,8 @@ def why_not(soc: Soc) -> Mapping[str, str]:
         absent |= dict.fromkeys(("rotary_embedding", "mrope_embedding"), reason)
     if not soc.has_expert_operators:
         reason = f"torch_npu has no operators of gating and grouped products for {soc.family}"
-        absent |= dict.fromkeys(("topk_softmax", "grouped_topk", "fused_experts", "w8a8_experts"), reason)
+        gating = ("topk_softmax", "grouped_topk", "biased_grouped_topk")
+        absent |= dict.fromkeys((*gating, "fused_experts", "w8a8_experts"), reason)
     if not soc.has_token_scales:
         reason = f"products of int8 take no scale per token on {soc.family}"
         absent |= dict.fromkeys(("w8a8_linear", "w8a8_experts"), reason)

@@ -223,6 +223,8 @@ def cases() -> tuple[Case, ...]:
         Case(name="pad_rows", call=lambda: sampled_ids.pad_rows(_ints(64, 17), _ints(1), None)),
         Case(name="topk_softmax", call=lambda: routing.topk_softmax(_empty(17, 128), 8, True), quick=True),
         Case(name="grouped_topk", call=lambda: routing.grouped_topk(_empty(17, 160), 6, 8, 3, False)),
+        Case(name="biased_grouped_topk", call=lambda: routing.biased_grouped_topk(
+            _empty(17, 256, dtype=FP32), _empty(256, dtype=FP32), 8, 8, 4, True)),
         Case(name="fused_experts_decode", call=lambda: _experts(4), mma=gemm, quick=True),
         Case(name="fused_experts_prefill", call=lambda: _experts(4096), mma=large_gemm),
         Case(name="fused_experts_mixed", call=lambda: _experts(512), mma={}),

@@ -19,10 +19,19 @@ class Router(nn.Module):
 
     Args:
         bias: the scores have a bias of their own, which is part of them (gpt-oss).
+        correction_bias: the layer has an `e_score_correction_bias` [num_experts] float32, which is not part of the
+            scores: it is for `FusedMoE` to choose by (DeepSeek-V3).
     """
 
     def __init__(
-        self, hidden_size: int, num_experts: int, *, bias: bool = False, ctx: BuildContext, prefix: str
+        self,
+        hidden_size: int,
+        num_experts: int,
+        *,
+        bias: bool = False,
+        correction_bias: bool = False,
+        ctx: BuildContext,
+        prefix: str,
     ) -> None:
         super().__init__()
         self.prefix = prefix
@@ -30,6 +39,12 @@ class Router(nn.Module):
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(num_experts, dtype=ctx.dtype), requires_grad=False)
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if correction_bias:
+            # Rounded, it would choose other experts.
+            self.e_score_correction_bias = nn.Parameter(
+                torch.empty(num_experts, dtype=torch.float32), requires_grad=False
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
@@ -37,6 +52,9 @@ class Router(nn.Module):
 
 class FusedMoE(nn.Module):
     """`experts(x, router_logits)`: x [T, hidden_size] through the best `top_k` of `num_experts`, summed over ranks.
+
+    Scores are the softmax of the logits; with a `correction_bias` they are the logits' sigmoids, and the bias takes
+    part in the choice of groups and experts, not in their weights.
 
     Parameters are `w13` (parts `<e>.gate`, `<e>.up`) and `w2` (parts `<e>.down`), so a model names it `experts`.
 
@@ -88,14 +106,23 @@ class FusedMoE(nn.Module):
         """Let the method lay the weights out; called once all parameters are loaded, again after a reload."""
         self.method.finalize(self)
 
-    def forward(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, router_logits: torch.Tensor, correction_bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [T, hidden_size], router_logits [T, num_experts] -> [T, hidden_size], the same on every rank; T = 0 too."""
-        weights, ids = self.route(router_logits)
+        weights, ids = self.route(router_logits, correction_bias)
         return self.parallel.collectives.all_reduce(self.method.apply(self, x, weights, ids))
 
-    def route(self, router_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, num_experts] -> weights [T, top_k] float32, ids [T, top_k] int64."""
-        if self.num_expert_group is None:
+    def route(
+        self, router_logits: torch.Tensor, correction_bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, num_experts], and [num_experts] float32 -> weights [T, top_k] float32, ids [T, top_k] int64."""
+        if correction_bias is not None:
+            groups = (1, 1) if self.num_expert_group is None else (self.num_expert_group, self.topk_group)
+            weights, ids = torch.ops.trunnion.biased_grouped_topk(
+                router_logits, correction_bias, self.top_k, *groups, self.renormalize
+            )
+        elif self.num_expert_group is None:
             weights, ids = torch.ops.trunnion.topk_softmax(router_logits, self.top_k, self.renormalize)
         else:
             weights, ids = torch.ops.trunnion.grouped_topk(

@@ -11,6 +11,9 @@ from trunnion.ops.registry import define
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 
+LEAST_SUM = 1e-20
+"""Added to the sum of sigmoids that weights are divided by: all of them may be 0."""
+
 
 def _best(scores: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
     weights, ids = torch.topk(scores, top_k, dim=-1)
@@ -60,6 +63,45 @@ def grouped_topk(
     best_groups = torch.topk(grouped.amax(-1), topk_group, dim=-1).indices
     chosen = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best_groups, True)
     return _best(grouped.masked_fill(~chosen.unsqueeze(-1), 0.0).flatten(-2), top_k, renormalize)
+
+
+def _fake_biased_grouped_topk(
+    router_logits: torch.Tensor,
+    correction_bias: torch.Tensor,
+    top_k: int,
+    num_expert_group: int,
+    topk_group: int,
+    renormalize: bool,
+) -> Routing:
+    return _fake_routing(router_logits, top_k)
+
+
+@define(
+    "biased_grouped_topk(Tensor router_logits, Tensor correction_bias, int top_k, int num_expert_group, int topk_group,"
+    " bool renormalize) -> (Tensor, Tensor)",
+    fake=_fake_biased_grouped_topk,
+)
+def biased_grouped_topk(
+    router_logits: torch.Tensor,
+    correction_bias: torch.Tensor,
+    top_k: int,
+    num_expert_group: int,
+    topk_group: int,
+    renormalize: bool,
+) -> Routing:
+    """Node-limited routing without auxiliary loss (DeepSeek-V3, arXiv:2412.19437, 2.1.2).
+
+    Scores are the logits' sigmoids. With `correction_bias` [E] float32 added they choose the `topk_group` best groups,
+    of which each counts for the sum of its two best experts, and the `top_k` best experts of these; without it they are
+    the weights, divided by their sum if `renormalize`. Shapes as `grouped_topk`; a group has two experts or more.
+    """
+    scores = router_logits.float().sigmoid()
+    grouped = (scores + correction_bias).unflatten(-1, (num_expert_group, -1))  # [T, G, E / G]
+    best_groups = torch.topk(torch.topk(grouped, 2, dim=-1).values.sum(-1), topk_group, dim=-1).indices
+    chosen = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best_groups, True)
+    ids = torch.topk(grouped.masked_fill(~chosen.unsqueeze(-1), -torch.inf).flatten(-2), top_k, dim=-1).indices
+    weights = scores.gather(-1, ids)
+    return weights / (weights.sum(-1, keepdim=True) + LEAST_SUM) if renormalize else weights, ids
 
 
 def _expert(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:

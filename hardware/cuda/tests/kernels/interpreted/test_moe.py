@@ -40,6 +40,34 @@ def test_grouped_topk(randn: Randn, experts: int, groups: int, top_groups: int, 
     assert torch.equal(got[1], want[1])
 
 
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize(
+    ("num_tokens", "experts", "groups", "top_groups", "top_k"),
+    [(6, 8, 4, 2, 3), (5, 15, 3, 1, 5), (1, 20, 1, 1, 2), (130, 12, 6, 6, 4), (0, 8, 2, 1, 2)],
+)
+def test_biased_grouped_topk(
+    randn: Randn, num_tokens: int, experts: int, groups: int, top_groups: int, top_k: int, renormalize: bool
+) -> None:
+    # Sums of score and bias lie on both sides of 0.
+    args = randn(num_tokens, experts), randn(experts), top_k, groups, top_groups, renormalize
+    got, want = routing.biased_grouped_topk(*args), REFERENCE("biased_grouped_topk")(*args)
+    torch.testing.assert_close(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+def test_sigmoids_that_are_all_zero_are_not_divided_by_zero() -> None:
+    logits, bias = torch.full((1, 4), -200.0), torch.zeros(4)
+    weights, ids = routing.biased_grouped_topk(logits, bias, 2, 1, 1, True)
+    assert weights.tolist() == [[0.0, 0.0]] and ids.tolist() == [[0, 1]]
+
+
+def test_a_row_of_nan_names_experts_of_groups_that_exist(randn: Randn) -> None:
+    logits = randn(2, 8)
+    logits[0] = float("nan")
+    weights, ids = routing.biased_grouped_topk(logits, torch.zeros(8), 3, 4, 2, True)
+    assert weights[0].isnan().all() and ids[0].tolist() == [0, 1, 2]
+
+
 def test_a_row_of_nan_names_experts_that_exist(randn: Randn) -> None:
     logits = randn(3, 6)
     logits[1] = float("nan")
