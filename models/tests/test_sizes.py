@@ -100,6 +100,21 @@ DEEPSEEK_V2_LITE = {
     "n_shared_experts": 2,
     "num_experts_per_tok": 6,
 }
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+}
 QWEN3_NEXT_80B = {
     "architectures": ["Qwen3NextForCausalLM"],
     "vocab_size": 151936,
@@ -291,6 +306,8 @@ PUBLISHED = [
     pytest.param(EXAONE_4_0_1_2B, 1_279_391_488, id="EXAONE-4.0-1.2B"),
     pytest.param(EXAONE_4_0_32B, 32_003_216_384, id="EXAONE-4.0-32B"),
     pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),
+    # transformers counts 671_026_404_352: there the biases of 58 layers are buffers.
+    pytest.param(DEEPSEEK_V3, 671_026_404_352 + 58 * 256, id="DeepSeek-V3"),
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
     pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),
     pytest.param(QWEN1_5_MOE_A2_7B, 14_315_784_192, id="Qwen1.5-MoE-A2.7B"),

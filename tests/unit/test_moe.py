@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import DeepseekV2Config, GptOssConfig, GraniteMoeConfig, Qwen3NextConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, GraniteMoeConfig, Qwen3NextConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Experts, DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeTopKRouter
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextTopKRouter
@@ -92,6 +93,39 @@ def test_routing_equals_deepseek(method: str, scaling: float, num_tokens: int) -
     assert weights.dtype == torch.float32 and ids.dtype == torch.int64
     _, hf_weights, hf_ids = hf(x)
     torch.testing.assert_close(by_id(weights, ids), by_id(hf_weights.detach(), hf_ids))
+
+
+@pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("groups", [(4, 2), (1, 1)], ids=["groups", "one-group"])
+def test_routing_equals_deepseek_v3(groups: tuple[int, int], renormalize: bool, num_tokens: int) -> None:
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        hidden_size=HIDDEN,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        n_group=groups[0],
+        topk_group=groups[1],
+        norm_topk_prob=renormalize,
+        routed_scaling_factor=2.5,
+    )
+    hf = random_(DeepseekV3TopkRouter(config))
+    # Sums of score and bias lie on both sides of 0.
+    hf.e_score_correction_bias.copy_(torch.randn(EXPERTS))
+    router = Router(HIDDEN, EXPERTS, correction_bias=True, ctx=context(dtype=torch.bfloat16), prefix="gate")
+    router.load_state_dict(hf.state_dict())
+    hf.weight.data.copy_(router.weight)
+    layer = block(renormalize=renormalize, num_expert_group=groups[0], topk_group=groups[1], routed_scaling_factor=2.5)
+    x = torch.randn(num_tokens, HIDDEN)
+    weights, ids = layer.route(router(x), router.e_score_correction_bias)
+    assert weights.dtype == torch.float32 and ids.dtype == torch.int64
+    _, hf_weights, hf_ids = hf(x)
+    torch.testing.assert_close(by_id(weights, ids), by_id(hf_weights.detach(), hf_ids))
+
+
+def test_the_bias_for_the_choice_stays_in_float32() -> None:
+    router = Router(HIDDEN, EXPERTS, correction_bias=True, ctx=context(dtype=torch.bfloat16), prefix="gate")
+    assert router.e_score_correction_bias.dtype == torch.float32 and router.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("renormalize", [True, False])

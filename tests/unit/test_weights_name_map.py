@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from trunnion.weights.name_map import COMMON_IGNORE, ExpertRule, Ignored, Refused, Target, WeightMap
@@ -69,6 +71,14 @@ def test_leftovers_of_old_exporters_are_ignored_with_a_reason(name: str) -> None
 def test_a_familys_own_rule_ignores_with_its_reason() -> None:
     assert SPARSE.resolve("mtp.layers.0.mlp.gate.weight") == Ignored("multi-token prediction is not run")
     assert isinstance(SPARSE.resolve("model.mtp_layers.0.input_proj.weight"), list)
+
+
+def test_a_rule_may_name_a_field_of_the_configuration() -> None:
+    heads = WeightMap(ignore=((r"^model\.layers\.<num_hidden_layers>", "of the draft head"),))
+    found = heads.for_config(SimpleNamespace(num_hidden_layers=2))
+    assert found.resolve("model.layers.2.enorm.weight") == Ignored("of the draft head")
+    for index in (1, 20, 12):
+        assert isinstance(found.resolve(f"model.layers.{index}.enorm.weight"), list)
 
 
 @pytest.mark.parametrize(

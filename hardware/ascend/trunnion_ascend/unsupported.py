@@ -5,7 +5,15 @@ from __future__ import annotations
 FLOAT8 = "no chip that is known here has float8, and CANN casts none there: refused at load (float8.py)"
 
 UNSUPPORTED: dict[str, str] = dict.fromkeys(
-    ("llama-fp8-blocks", "llama-fp8-static", "llama-fp8-rows", "deepseek_v2-fp8-blocks", "llama-fp8-cache"), FLOAT8
+    (
+        "llama-fp8-blocks",
+        "llama-fp8-static",
+        "llama-fp8-rows",
+        "deepseek_v2-fp8-blocks",
+        "deepseek_v3-fp8-blocks",
+        "llama-fp8-cache",
+    ),
+    FLOAT8,
 )
 """`<card>` or `<card>-<dtype>` -> reason"""
 

@@ -19,6 +19,7 @@ QUICK = (
     "gemma3-quick",
     "qwen2_5_vl-quick",
     "deepseek_v2-quick",
+    "deepseek_v3-quick",
     "deepseek_v2-fp8-blocks",
     "deepseek_v2-w8a8",
     "qwen3_next-quick",

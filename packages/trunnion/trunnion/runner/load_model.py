@@ -59,6 +59,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     else:
         model_class = registry.draft_class(checkpoint.config)
     model_config = model_class.config_class.from_hf(checkpoint.config)
+    weight_map = model_class.weight_map.for_config(model_config)
     _check_reach(config.limits.max_model_len, model_config.max_model_len)
     device = hardware.initialize(config.device_index)
     dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
@@ -73,7 +74,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         hardware=hardware,
         dtype=dtype,
         parallel=parallel,
-        quantization=_quantization(checkpoint, model_class.weight_map),
+        quantization=_quantization(checkpoint, weight_map),
         max_model_len=config.limits.max_model_len,
         pooling=checkpoint.pooling,
         kv_cache_dtype=KV_CACHE_DTYPES.get(config.kv_cache_dtype),
@@ -87,7 +88,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     report = load_weights(
         model,
         checkpoint.source,
-        model_class.weight_map,
+        weight_map,
         dtype=dtype,
         device=device,
         progress=config.progress,

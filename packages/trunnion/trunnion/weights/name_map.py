@@ -5,6 +5,7 @@ All patterns match whole path parts: `gate_proj` never matches `gate_projections
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -123,7 +124,9 @@ class WeightMap:
     refuse: Rules = COMMON_REFUSE
     """(pattern, reason): the whole checkpoint is refused."""
     ignore: Rules = COMMON_IGNORE
-    """(pattern, reason): the tensor is known and not used. Matched on the checkpoint's name and on the renamed one."""
+    """(pattern, reason): the tensor is known and not used. Matched on the checkpoint's name and on the renamed one.
+    `<field>` in a pattern stands for a field of the configuration, such as `<num_hidden_layers>` for the layer of a
+    head that drafts: see `for_config`."""
     prefixes: Rules = COMMON_PREFIXES
     """(pattern, replacement), applied in order: where the decoder sits in the checkpoint."""
     rename: Rules = ()
@@ -136,6 +139,15 @@ class WeightMap:
     `{"qkv_proj": ("q", "k", "v")}`: each rank takes its share of each part."""
     tied: Mapping[str, str] = field(default_factory=lambda: dict(COMMON_TIED))
     """Parameter -> the parameter it may share; optional in the checkpoint when the model shares it."""
+
+    def for_config(self, config: object) -> WeightMap:
+        """The map of a model with `config`, whose fields `ignore` may name."""
+
+        def value(match: re.Match[str]) -> str:
+            return re.escape(str(getattr(config, match.group(1))))
+
+        ignore = tuple((re.sub(r"<(\w+)>", value, pattern), reason) for pattern, reason in self.ignore)
+        return dataclasses.replace(self, ignore=ignore)
 
     def resolve(self, name: str) -> list[Target] | Ignored | Refused:
         """Where the checkpoint tensor `name` goes. Does not know which parameters exist."""
