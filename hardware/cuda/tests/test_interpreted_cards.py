@@ -16,6 +16,7 @@ from tests.matrix.modes import MODES, NEEDS_SHARED_BLOCKS, compare
 
 QUICK = (
     "llama-quick",
+    "llama-w4a16",
     "gemma3-quick",
     "qwen2_5_vl-quick",
     "deepseek_v2-quick",

@@ -12,6 +12,7 @@ from trunnion_cuda.kernels import (
     activation,
     cache_write,
     gated_delta,
+    grouped_int_linear,
     latent_attention,
     merge_states,
     moe,
@@ -174,6 +175,16 @@ def _quantised_linear(num_tokens: int, dtype: torch.dtype, block: int = 0) -> ob
     return quantised_linear.multiply(values, scales, weight, weight_scale, _empty(6144), like)
 
 
+def _grouped_int(
+    num_tokens: int, bits: int, group_size: int, *, zeros: bool = True, dtype: torch.dtype = BF16
+) -> object:
+    groups = -(-4096 // group_size)
+    zero_points = _empty(6144, groups, dtype=torch.uint8) if zeros else None
+    weight, scales = _empty(6144, 4096 * bits // 8, dtype=torch.uint8), _empty(6144, groups, dtype=dtype)
+    x, bias = _empty(num_tokens, 4096, dtype=dtype), _empty(6144, dtype=dtype)
+    return grouped_int_linear.grouped_int_linear(x, weight, scales, zero_points, bias, bits, group_size)
+
+
 def _quantised_experts(num_tokens: int, dtype: torch.dtype, blocks: bool = False) -> object:
     sizes, scales = ((1536, 2048), (2048, 768)), ((12, 16), (16, 6)) if blocks else ((1536,), (2048,))
     routing = _empty(num_tokens, 8, dtype=FP32), torch.empty((num_tokens, 8), dtype=torch.int64)
@@ -194,6 +205,7 @@ def cases() -> tuple[Case, ...]:
     decode, prefill = (tiles("_attention_kernel") for tiles in (_small_tiles, _large_tiles))
     chunks = _small_tiles("_inverse_kernel", "_chunks_kernel")
     linear = _small_tiles("_linear_kernel")
+    grouped = _small_tiles("_grouped_int_kernel")
     experts, large_experts = (tiles("_scaled_experts_kernel") for tiles in (_small_tiles, _large_tiles))
     # Tensor memory takes no int8 from Triton.
     int8_experts = {"_scaled_experts_kernel": {**large_experts["_scaled_experts_kernel"], SM100A: MMA_SYNC}}
@@ -261,6 +273,11 @@ def cases() -> tuple[Case, ...]:
         Case(name="linear_fp8_blocks", call=lambda: _quantised_linear(4, FP8, 128), architectures=WITH_FP8,
              quick=True),
         Case(name="linear_fp8_blocks_prefill", call=lambda: _quantised_linear(512, FP8, 128), architectures=WITH_FP8),
+        Case(name="grouped_int_decode", call=lambda: _grouped_int(4, 4, 128), mma=grouped, quick=True),
+        Case(name="grouped_int_rows", call=lambda: _grouped_int(4, 8, 4096, zeros=False), mma=grouped),
+        Case(name="grouped_int_small_groups", call=lambda: _grouped_int(4, 4, 32), mma=grouped),
+        Case(name="grouped_int_prefill", call=lambda: _grouped_int(512, 4, 128)),
+        Case(name="grouped_int_fp32", call=lambda: _grouped_int(4, 4, 128, dtype=FP32)),
         Case(name="experts_int8_decode", call=lambda: _quantised_experts(4, torch.int8), mma=experts, quick=True),
         Case(name="experts_int8_mixed", call=lambda: _quantised_experts(512, torch.int8)),
         Case(name="experts_int8_prefill", call=lambda: _quantised_experts(4096, torch.int8), mma=int8_experts),
