@@ -43,12 +43,14 @@ def matrix(table: Table, hardware: str, chosen: Sequence[str] | None, only: str 
         table.add("matrix", "all cards", SKIPPED, f"{' and '.join(missing)} not installed")
         return
     from tests.matrix.cases import Case, cards
+    from tests.matrix.conftest import unsupported
     from tests.matrix.hf_reference import build_reference
 
     from trunnion.config import DTYPES
     from trunnion.interfaces.runner import Mode
 
     known = {card.name: card for card in cards() if card.quick and not card.draft and card.pooling is None}
+    listed = unsupported(hardware)
     for name in chosen or known:
         if name not in known:
             raise SystemExit(f"unknown card {name!r}; choices: {', '.join(known)}")
@@ -62,6 +64,9 @@ def matrix(table: Table, hardware: str, chosen: Sequence[str] | None, only: str 
                 reference = build_reference(known[name], DTYPES[dtype], Path(folder))
                 for execution in (Mode.FULL, Mode.PIECEWISE, Mode.EAGER):
                     case = Case(known[name], hardware, dtype, MODES[0], execution)
+                    if reasons := [listed[key] for key in case.keys if key in listed]:
+                        table.add("matrix", f"{name} {dtype} {execution.value}", SKIPPED, reasons[0])
+                        continue
                     table.attempt("matrix", f"{name} {dtype} {execution.value}", partial(_run_card, case, reference))
 
 

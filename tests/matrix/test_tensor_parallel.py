@@ -15,6 +15,7 @@ from trunnion.interfaces.hardware import Hardware
 from trunnion_models.card import Card
 
 from .cases import cards, load_hardware
+from .conftest import unsupported
 from .hf_reference import build_reference
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -37,8 +38,9 @@ def test_every_rank_returns_the_logits_of_the_reference(size: int, tmp_path: Pat
     choice = str(pytestconfig.getoption("--hardware"))
     if (count := num_devices(registry.hardware(load_hardware(choice)))) < size:
         pytest.skip(f"{size} ranks need a device each, and there are {count}")
+    listed = unsupported(registry.hardware(load_hardware(choice)).name)
     for card in cards():
-        if card.quick and ranks_fit(card, size):
+        if card.quick and ranks_fit(card, size) and card.name not in listed:
             reference = build_reference(card, torch.float32, tmp_path / card.name)
             torch.save(
                 (reference.logits, reference.sequences, reference.positions), tmp_path / card.name / "reference.pt"

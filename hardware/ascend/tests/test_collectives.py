@@ -1,4 +1,4 @@
-"""Collectives as far as they go without HCCL: torch_npu's own process group is made; its first call looks for HCCL."""
+"""Collectives through torch_npu's own process group over a simulated HCCL: processes that meet at a socket."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hardware.ascend.tests.ranks import run_ranks
 
 from trunnion.interfaces.collectives import NoCollectives
 from trunnion.reference.collectives import TIMEOUT
@@ -20,14 +21,17 @@ from trunnion_ascend.hardware import AscendHardware  # noqa: E402
 
 
 def test_torch_npus_process_group_is_made_with_our_settings(tmp_path: Path) -> None:
-    device = AscendHardware().initialize(0)
+    AscendHardware().initialize(0)
     found = AscendHardware().collectives(0, 2, f"file://{tmp_path / 'store'}")
     assert isinstance(found, HcclCollectives)
     group = found._make_group(torch.distributed.HashStore(), 0, 2)
     assert (group.rank(), group.size(), group.options._timeout) == (0, 2, TIMEOUT)
-    found._group = group
-    with pytest.raises(RuntimeError, match="HcclGetRootInfo"):
-        found.all_reduce(torch.zeros(1, device=device))
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_ranks_sum_and_gather(tmp_path: Path, size: int) -> None:
+    """At once and at each replay of a graph; as torch does, summed in float32 and rounded once."""
+    run_ranks("hardware.ascend.tests.collective_worker", "RANK", str(size), f"file://{tmp_path / 'store'}", size=size)
 
 
 def test_one_rank_needs_none() -> None:

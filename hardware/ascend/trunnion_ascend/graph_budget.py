@@ -2,7 +2,8 @@
 
 A graph keeps streams for as long as it lives, and a capture that finds none fails in the middle (hicann/runtime,
 docs/zh/FAQ, EE1023). What a graph takes is not documented: the numbers below are those of vllm-ascend's
-`update_aclgraph_sizes`, where they were found by trial. Each task that is updated has an event of its own.
+`update_aclgraph_sizes`, where they were found by trial. Each task that is updated has an event of its own. torch_npu
+makes it of a word of memory where CANN's streams wait for values (NPUEvent.cpp); it is counted all the same.
 """
 
 from __future__ import annotations

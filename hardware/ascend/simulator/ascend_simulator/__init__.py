@@ -10,6 +10,7 @@ and opens, CANN, is a library of this package (`cann/`). What it simulates:
   needs;
 * captures (`aclmdlRI*`) as lists of tasks that do not run while they are captured; task groups, and updates that take
   their place when the update's stream comes to them; external events; what a capture refuses, with CANN's codes;
+* collectives (sum and gather), at once and in graphs, which block the host until every rank has come to them;
 * operators by rules (`operators/`), which compute on the CPU what a public text says of them. An operator without a
   rule fails by its name.
 
@@ -22,7 +23,8 @@ What it does not prove:
 * calls are made at once by the thread that asks (`TASK_QUEUE_ENABLE=0`), and by one thread at a time;
 * streams of one capture replay as one sequence, in the order of the calls: no races between them;
 * host and device are one address space, and each call copies its host arguments as CANN does;
-* HCCL, profiling, virtual memory, several devices: refused or absent.
+* HCCL's algorithms, links and speed: ranks are processes of one machine, which meet at a socket;
+* profiling, virtual memory, several devices in one process: refused or absent.
 """
 
 from __future__ import annotations

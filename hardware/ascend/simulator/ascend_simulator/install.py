@@ -31,11 +31,12 @@ def simulation() -> Simulation:
     return _simulations[0]
 
 
-def install(*, soc_name: str = DEFAULT_SOC) -> Simulation:
+def install(*, soc_name: str = DEFAULT_SOC, num_devices: int = 1) -> Simulation:
     """The simulated device of this process, made on the first call; torch_npu is imported then.
 
     Args:
         soc_name: what the device says that it is, a name that torch_npu knows.
+        num_devices: how many there are; this process uses one of them, and others do the others.
     """
     if _simulations:
         return _simulations[0]
@@ -51,6 +52,7 @@ def install(*, soc_name: str = DEFAULT_SOC) -> Simulation:
     rules = all_rules()
     library = load(PROLOGUE + "".join(found.entry_points() for found in rules.values()))
     library.sim_set_soc_name(soc_name.encode())
+    library.sim_set_num_devices(num_devices)
     _simulations.append(Simulation(library, rules))
     import torch_npu  # noqa: F401
 

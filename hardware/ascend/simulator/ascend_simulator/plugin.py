@@ -16,7 +16,7 @@ NOT_VERIFIED = (
     "numerics, races, limits and speed of CANN's kernels",
     "what a document does not say of an operator: rules compute in float32 and round once",
     "streams of one capture that overtake each other, and torch_npu's task queue",
-    "HCCL, and more than one device",
+    "HCCL: ranks are processes that meet at a socket",
 )
 
 

@@ -9,12 +9,22 @@ namespace {
 
 constexpr const char* CANN_VERSION = "9.1.0";
 std::string soc_name = "Ascend910B3";
-int current_device = 0;
+int num_devices = 1;
+// The one that this process uses; -1 before it has chosen.
+int chosen_device = -1;
 char context;
 
 int refuse_other(const char* name, int device) {
     return sim::guarded(name, [&] {
-        if (device != 0) throw sim::Fault(ACL_ERROR_RT_PARAM_INVALID, "device " + std::to_string(device) + " of 1");
+        if (device < 0 || device >= num_devices) {
+            throw sim::Fault(ACL_ERROR_RT_PARAM_INVALID,
+                             "device " + std::to_string(device) + " of " + std::to_string(num_devices));
+        }
+        if (chosen_device >= 0 && device != chosen_device) {
+            throw sim::Fault(ACL_ERROR_RT_PARAM_INVALID,
+                             "device " + std::to_string(device) + " in a process that uses device " +
+                                 std::to_string(chosen_device) + ": the others are other processes'");
+        }
     });
 }
 
@@ -23,6 +33,7 @@ int refuse_other(const char* name, int device) {
 extern "C" {
 
 void sim_set_soc_name(const char* name) { soc_name = name; }
+void sim_set_num_devices(int count) { num_devices = count; }
 
 aclError aclInit(const char*) { return ACL_SUCCESS; }
 aclError aclFinalize() { return ACL_SUCCESS; }
@@ -38,15 +49,16 @@ aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version
 }
 
 aclError aclrtGetDeviceCount(uint32_t* count) {
-    *count = 1;
+    *count = static_cast<uint32_t>(num_devices);
     return ACL_SUCCESS;
 }
 aclError aclrtSetDevice(int32_t device) {
-    current_device = 0;
-    return refuse_other("aclrtSetDevice", device);
+    const int code = refuse_other("aclrtSetDevice", device);
+    if (code == ACL_SUCCESS) chosen_device = device;
+    return code;
 }
 aclError aclrtGetDevice(int32_t* device) {
-    *device = current_device;
+    *device = chosen_device < 0 ? 0 : chosen_device;
     return ACL_SUCCESS;
 }
 aclError aclrtResetDevice(int32_t device) { return refuse_other("aclrtResetDevice", device); }
