@@ -82,6 +82,17 @@ GEMMA_3_1B = {
     "head_dim": 256,
     "sliding_window": 512,
 }
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+}
+"""Its text: the published 4,300,079,472 are with the tower and its projector."""
 DEEPSEEK_V2_LITE = {
     "architectures": ["DeepseekV2ForCausalLM"],
     "vocab_size": 102400,
@@ -298,6 +309,7 @@ PUBLISHED = [
     pytest.param(GEMMA_2_2B, 2_614_341_888, id="Gemma-2-2B"),
     pytest.param(GEMMA_2_9B, 9_241_705_984, id="Gemma-2-9B"),
     pytest.param(GEMMA_3_1B, 999_885_952, id="Gemma-3-1B"),
+    pytest.param(GEMMA_3_4B, 3_880_263_168, id="Gemma-3-4B-text"),
     pytest.param(OLMO_2_7B, 7_298_617_344, id="OLMo-2-7B"),
     pytest.param(DEVSTRAL_SMALL, 23_572_403_200, id="Devstral-Small"),
     pytest.param(MISTRAL_SMALL_3_1, 23_572_403_200, id="Mistral-Small-3.1-text"),

@@ -16,10 +16,10 @@ BASE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 8,
 }
 DEFAULTS = (
+    "num_key_value_heads",
     "head_dim",
     "max_position_embeddings",
     "query_pre_attn_scalar",
@@ -47,6 +47,11 @@ def test_layer_types_are_taken_as_given() -> None:
     types = ["full_attention"] * 4 + ["sliding_attention"]
     config = Gemma2Config.from_hf(BASE | {"layer_types": types, "sliding_window": 7})
     assert config.windows == (None, None, None, None, 7)
+
+
+def test_windows_without_a_size_are_named() -> None:
+    with pytest.raises(ConfigError, match="sliding_window is null"):
+        Gemma2Config.from_hf(BASE | {"sliding_window": None})
 
 
 @pytest.mark.parametrize("name", CAPS)

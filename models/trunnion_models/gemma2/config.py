@@ -14,7 +14,7 @@ from trunnion_models.fields import (
     positive_or_none,
     read_fields,
     require,
-    window_by_layer,
+    windows_by_type,
 )
 
 LAYER_TYPES = ("sliding_attention", "full_attention")
@@ -53,7 +53,7 @@ class Gemma2Config:
         # Published configs have a `hidden_act` beside it, which transformers does not read.
         require(config, "hidden_activation", "gelu_pytorch_tanh", ["gelu_pytorch_tanh"])
         require(config, "use_bidirectional_attention", False, [False])
-        config = {"max_position_embeddings": 8192, **config}
+        config = {"max_position_embeddings": 8192, "num_key_value_heads": 4, "sliding_window": 4096, **config}
         default = [LAYER_TYPES[index % 2] for index in range(num_layers(config))]
         types = layer_types(config, default, LAYER_TYPES)
         return cls(
@@ -61,7 +61,7 @@ class Gemma2Config:
                 cls,
                 config,
                 rope=read_rope(config),
-                windows=window_by_layer(config, types, config.get("sliding_window", 4096)),
+                windows=windows_by_type(config, types),
                 attn_logit_softcapping=positive_or_none(config, "attn_logit_softcapping", 50.0),
                 final_logit_softcapping=positive_or_none(config, "final_logit_softcapping", 30.0),
                 **attention_heads(config, 256),

@@ -24,6 +24,14 @@ _BASE: dict[str, Any] = {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
     },
 }
+_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
 
 
 def _gemma3(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Card:
@@ -52,4 +60,21 @@ CARDS: tuple[Card, ...] = (
     _gemma3("window-40", "a window longer than every sequence", sliding_window=40),
     _gemma3("window-1", "a query that sees itself only", sliding_window=1),
     _gemma3("mqa", "one KV head, biases", num_key_value_heads=1, attention_bias=True),
+    Card(
+        name="gemma3-beside-a-tower",
+        architecture="Gemma3ForConditionalGeneration",
+        config={
+            "model_type": "gemma3",
+            "text_config": _BASE,
+            "vision_config": _VISION,
+            "mm_tokens_per_image": 4,
+            "image_token_index": 130,
+        },
+        notes="text under its own prefix, beside tensors that are not run",
+    ),
+    _gemma3(
+        "wide",
+        "windows, norms and two ropes in a shape that vendors' kernels take; a softmax scale of its own",
+        head_dim=64,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Gemma 3 text configuration in the field names of the published `config.json` (`model_type` `gemma3_text`)."""
+"""Gemma 3 configuration in the field names of the published `config.json`: of the text alone, or beside a tower."""
 
 from __future__ import annotations
 
@@ -6,10 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trunnion.errors import ConfigError, UnsupportedError
+from trunnion.hf_config import text_config
 from trunnion.rope import RopeParameters, read_rope
-from trunnion_models.fields import attention_heads, layer_types, num_layers, read_fields, require, window_by_layer
+from trunnion_models.fields import (
+    attention_heads,
+    integer,
+    layer_types,
+    num_layers,
+    read_fields,
+    require,
+    windows_by_type,
+)
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 4,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 4096,
+}
+BESIDE_A_TOWER = {"vocab_size": 262208, "num_attention_heads": 8}
+"""What Gemma 3 4B does not say of its text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +63,9 @@ class Gemma3TextConfig:
         require(config, "use_bidirectional_attention", False, [False])
         # transformers reads this one and does not apply it; a checkpoint that sets it is not a Gemma 3 we know.
         require(config, "attn_logit_softcapping", None, [None])
-        config = {"max_position_embeddings": 131072, "rope_local_base_freq": 10000.0, **config}
-        pattern = config.get("sliding_window_pattern", 6)
+        _check_ropes(config)
+        config = {**DEFAULTS, **config}
+        pattern = integer(config, "sliding_window_pattern", 6)
         default = [LAYER_TYPES[bool((index + 1) % pattern)] for index in range(num_layers(config))]
         types = layer_types(config, default, LAYER_TYPES)
         return cls(
@@ -55,7 +74,33 @@ class Gemma3TextConfig:
                 config,
                 layer_types=types,
                 ropes={kind: read_rope(config, kind, default_theta=1e6) for kind in dict.fromkeys(types)},
-                windows=window_by_layer(config, types, config.get("sliding_window", 4096)),
+                windows=windows_by_type(config, types),
                 **attention_heads(config, 256),
             )
         )
+
+
+class Gemma3Config(Gemma3TextConfig):
+    """The text of a model that sees, from the `text_config` of its `config.json` (`model_type` `gemma3`)."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Gemma3TextConfig:
+        """Read a `config.json`; ConfigError or UnsupportedError names the field."""
+        if not isinstance(config.get("text_config"), Mapping):
+            raise ConfigError(f"config of gemma3: text_config must be a dictionary, got {config.get('text_config')!r}")
+        text = text_config(config)
+        require(text, "model_type", "gemma3_text", ["gemma3_text"])
+        # transformers caps the logits of the text alone only.
+        require(text, "final_logit_softcapping", None, [None])
+        return super().from_hf({**BESIDE_A_TOWER, **text})
+
+
+def _check_ropes(config: Mapping[str, Any]) -> None:
+    """Refuse spellings of which transformers drops a part."""
+    new = config.get("rope_parameters")
+    if new and not any(kind in new for kind in LAYER_TYPES):
+        raise UnsupportedError(
+            f"gemma3: rope_parameters must be given per layer type; choices: {', '.join(LAYER_TYPES)}"
+        )
+    if new and config.get("rope_scaling"):
+        raise UnsupportedError("gemma3: rope_scaling beside rope_parameters is not supported; give one of them")

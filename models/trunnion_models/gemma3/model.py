@@ -15,7 +15,7 @@ from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
 from trunnion_models.gated_mlp import GatedMLP
-from trunnion_models.gemma3.config import Gemma3TextConfig
+from trunnion_models.gemma3.config import Gemma3Config, Gemma3TextConfig
 from trunnion_models.gemma3.weights import WEIGHT_MAP
 
 
@@ -132,3 +132,9 @@ class Gemma3ForCausalLM(nn.Module):
         logits = self.lm_head(hidden)
         cap = self.config.final_logit_softcapping
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """The text of a model that sees."""
+
+    config_class = Gemma3Config
