@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_SECONDS = 240
+TIMEOUT_SECONDS = 900
 
 
 def run_ranks(module: str, *arguments: str, size: int) -> list[str]:
