@@ -17,7 +17,7 @@ from trunnion.interfaces.hardware import EnvironmentProblem, Fence
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
-from trunnion.interfaces.quantization import W8A8, Scheme
+from trunnion.interfaces.quantization import W8A8, GroupedInt, Scheme
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
@@ -115,7 +115,10 @@ class AscendHardware(ReferenceHardware):
         refuse_scheme(scheme, prefix, self.soc)
         # Imports torch_npu, which cannot be imported without CANN.
         from trunnion_ascend.methods import FractalLinearMethod, Int8LinearMethod
+        from trunnion_ascend.packed_weights import PackedLinearMethod
 
+        if isinstance(scheme, GroupedInt) and self.soc.has_packed_weights:
+            return PackedLinearMethod(scheme)
         if isinstance(scheme, W8A8) and self.soc.has_token_scales:
             return Int8LinearMethod(scheme)
         if scheme is None and self.soc.needs_fractal:

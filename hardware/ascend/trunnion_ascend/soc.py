@@ -23,6 +23,8 @@ class Soc:
     """Whether the operators of gating, routing and grouped products are for these products."""
     has_token_scales: bool
     """Whether products of int8 take a scale per token (`npu_quant_matmul`), and an operator makes them."""
+    has_packed_weights: bool
+    """Whether products take weights of 4 bits, in groups (`npu_weight_quant_batchmatmul`)."""
     has_float8: bool
     needs_fractal: bool
     """Whether weights and caches must lie in the fractal layout (NZ) for the operators that read them."""
@@ -41,6 +43,7 @@ SOCS = (
         has_rotary=True,
         has_expert_operators=True,
         has_token_scales=True,
+        has_packed_weights=True,
         has_float8=False,
         needs_fractal=False,
         max_streams=1984,
@@ -54,6 +57,7 @@ SOCS = (
         has_rotary=True,
         has_expert_operators=True,
         has_token_scales=True,
+        has_packed_weights=True,
         has_float8=False,
         needs_fractal=False,
         max_streams=1984,
@@ -67,6 +71,7 @@ SOCS = (
         has_rotary=False,
         has_expert_operators=False,
         has_token_scales=False,
+        has_packed_weights=False,
         has_float8=False,
         needs_fractal=True,
         max_streams=1024,

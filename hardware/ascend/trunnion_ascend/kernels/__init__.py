@@ -33,7 +33,7 @@ def kernels(soc: Soc) -> Mapping[str, Callable[..., Any]]:
 
 def why_not(soc: Soc) -> Mapping[str, str]:
     """Operators of the `trunnion` namespace for which there is nothing to call on devices of `soc`, with the reason."""
-    absent = {}
+    absent = {"grouped_int_linear": "layers call npu_weight_quant_batchmatmul; this is for what that does not take"}
     if not soc.has_rotary:
         reason = f"npu_rotary_mul turns heads of 128 features by halves on {soc.family}, nothing else"
         absent |= dict.fromkeys(("rotary_embedding", "mrope_embedding"), reason)

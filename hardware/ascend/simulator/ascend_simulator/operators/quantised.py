@@ -6,9 +6,11 @@ import struct
 
 import torch
 
-from ascend_simulator.rules import Bool, Dtype, Int, Int32, Tensor, Text, rule
+from ascend_simulator.formats import FRACTAL_NZ
+from ascend_simulator.rules import Bool, Dtype, Int, Int32, Raw, Tensor, Text, rule
 
 MATMUL = "ops-nn/matmul/quant_batch_matmul_v4/docs/aclnnQuantMatmulV5.md"
+WEIGHT_MATMUL = "ops-nn/matmul/weight_quant_batch_matmul_v2/docs/aclnnWeightQuantBatchMatmulV2.md"
 DYNAMIC = "ops-nn/quant/dynamic_quant_v2/docs/aclnnDynamicQuantV2.md"
 FP19_BITS = 0xFFFFE000
 SCALE_FLAG = 1 << 46
@@ -144,3 +146,60 @@ def quant_matmul(
     if x2_offset is not None and x2_offset.numel() and out.dtype == torch.int8:
         result = result + x2_offset.float()
     out.copy_(torch.round(result).clamp(-128, 127) if out.dtype == torch.int8 else result)
+
+
+@rule("aclnnWeightQuantBatchMatmulV2", source=WEIGHT_MATMUL)
+def weight_quant_matmul(
+    x: Tensor,
+    weight: Raw,
+    scale: Tensor,
+    offset: Tensor | None,
+    out_scale: Tensor | None,
+    out_offset: Tensor | None,
+    bias: Tensor | None,
+    group_size: Int32,
+    out: Tensor,
+) -> None:
+    """x @ ((weight + offset) * scale) + bias, with a scale per column and group of rows, or per column."""
+    if out_scale is not None or weight.is_transposed or weight.format == FRACTAL_NZ:
+        raise ValueError("quantised results, and weights that are transposed or fractal, are not modelled")
+    values = _int4_values(weight.view()) if weight.storage.dtype == torch.int32 else weight.view()
+    _check_weight_quant(x, values, scale, offset, bias, group_size)
+    k, n = values.shape
+    group = torch.arange(k) // (group_size or k)
+    zeros = 0.0 if offset is None else offset.float().reshape(-1, n)[group]
+    dense = ((values.float() + zeros) * scale.float().reshape(-1, n)[group]).to(x.dtype)
+    result = x.float() @ dense.float()
+    out.copy_(result if bias is None else result + bias.float())
+
+
+def _int4_values(words: torch.Tensor) -> torch.Tensor:
+    """[k, n / 8] int32 -> [k, n] int8: the first of eight in the lowest bits (op-plugin, convert_to_int4_pack)."""
+    halves = words.contiguous().view(torch.uint8)
+    values = torch.stack((halves & 15, halves >> 4), -1).flatten(-2).to(torch.int8)
+    return torch.where(values > 7, values - 16, values)
+
+
+def _check_weight_quant(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    offset: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    group_size: int,
+) -> None:
+    """What the document says of shapes and dtypes on Atlas A2 and A3."""
+    k, n = values.shape
+    if values.dtype != torch.int8 or x.dtype not in (torch.float16, torch.bfloat16) or scale.dtype != x.dtype:
+        raise ValueError(f"{x.dtype} @ {values.dtype} with scales in {scale.dtype}")
+    if x.numel() == 0 or not (1 <= k <= 65535 and 1 <= n <= 65535):
+        raise ValueError(f"products of {list(x.shape)} and {[k, n]}: empty, or longer than 65535")
+    if group_size and (group_size % 32 or not 32 <= group_size < k):
+        raise ValueError(f"antiquant_group_size {group_size} of {k}: a multiple of 32 below it")
+    choices = [(-(-k // group_size), n)] if group_size else [(n,), (1, n)]
+    if tuple(scale.shape) not in choices:
+        raise ValueError(f"scales {list(scale.shape)} of {[k, n]} in groups of {group_size}")
+    if offset is not None and (offset.shape != scale.shape or offset.dtype != x.dtype):
+        raise ValueError(f"offsets {list(offset.shape)} in {offset.dtype} beside scales {list(scale.shape)}")
+    if bias is not None and bias.dtype != (torch.float32 if x.dtype == torch.bfloat16 else torch.float16):
+        raise ValueError(f"a bias in {bias.dtype} for {x.dtype}")
