@@ -89,6 +89,20 @@ def test_a_model_without_vision_refuses_images(
     assert "takes no images" in outcome.err
 
 
+def test_text_beside_a_tower_that_is_not_run(
+    cli: Cli, model: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
+    (model / "config.json").write_text(json.dumps(config | {"text_config": {"max_position_embeddings": 512}}))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    outcome = cli("chat", "--model", str(model))
+    assert (outcome.code, outcome.out, outcome.host.options.limits.max_encoder_rows) == (0, "ok\n", 0)
+    outcome = cli("generate", "--model", str(model), "--image", str(pictures[0]), "what?")
+    assert outcome.err == f"trunnion: {model} takes no images: mistral3 is run without its vision tower\n"
+    outcome = cli("generate", "--model", str(model), "--encoder-rows", "8", "what?")
+    assert outcome.err == "trunnion: --encoder-rows 8 is for models with a vision tower\n"
+
+
 def test_mistakes_are_named(cli: Cli, vision_model: tuple[Path, Any], pictures: list[Path]) -> None:
     folder, _ = vision_model
     cases = [

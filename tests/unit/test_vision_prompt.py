@@ -28,6 +28,7 @@ TEMPLATE = (
 )
 PROCESSOR = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 64, "max_pixels": 1024}
 CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "model_type": "qwen2_5_vl",
     "vision_config": {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2},
 }
@@ -163,6 +164,11 @@ def test_an_entry_without_a_file_is_named(folder: Path) -> None:
     ("changes", "error", "words"),
     [
         ({"vision_config": None}, UnsupportedError, "takes no images: qwen2_5_vl has no vision tower"),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_id": None},
+            UnsupportedError,
+            "takes no images: mistral3 is run without its vision tower",
+        ),
         ({"image_token_id": None}, ConfigError, "image_token_id must be a token id, got None"),
         ({"vision_config": {"patch_size": 14}}, ConfigError, "patch_size is 14, the image processor's is 4"),
         (
@@ -171,7 +177,7 @@ def test_an_entry_without_a_file_is_named(folder: Path) -> None:
             "spatial_merge_size is 1, the image processor's is 2",
         ),
     ],
-    ids=["text-model", "no-token", "patch-size", "merge-size"],
+    ids=["text-model", "text-beside-a-tower", "no-token", "patch-size", "merge-size"],
 )
 def test_a_model_that_cannot_take_images_is_named(
     changes: dict[str, Any], error: type[Exception], words: str, tmp_path: Path

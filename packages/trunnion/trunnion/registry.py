@@ -179,6 +179,16 @@ def model_class(config: Mapping[str, Any], *, pooling: bool = False) -> type[Mod
     raise UnsupportedError(_unknown_architecture(name, model_type, families, pooling=pooling))
 
 
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Whether the model that runs a `config.json` is a `MultiModal`: some run the text beside a vision tower alone.
+
+    Raises:
+        UnsupportedError, ConfigError: as `model_class`.
+    """
+    # Methods of a class that is not made yet, so that its protocol cannot be asked for.
+    return hasattr(model_class(config), "encode")
+
+
 def draft_class(config: Mapping[str, Any]) -> type[DraftModel]:
     """The class of the head that drafts for the decoder of a `config.json`; only this family's code is imported.
 

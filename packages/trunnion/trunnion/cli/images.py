@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trunnion import registry
 from trunnion.hf_config import read_config
 from trunnion.text.chat_template import Message
 from trunnion.text.model_text import ModelText
@@ -74,8 +75,9 @@ class Prompts:
 
 
 def takes_images(path: Path) -> bool:
-    """Whether the model has a vision tower."""
-    return path.is_dir() and isinstance(read_config(path).get("vision_config"), Mapping)
+    """Whether the model has a vision tower, and is run with it."""
+    config = read_config(path) if path.is_dir() else {}
+    return isinstance(config.get("vision_config"), Mapping) and registry.takes_images(config)
 
 
 def user_message(text: str, images: Sequence[Any]) -> Message:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from trunnion import registry
 from trunnion.errors import ConfigError, ImageError, UnsupportedError
 from trunnion.hf_config import read_config
 from trunnion.text.chat_template import Message
@@ -114,9 +115,11 @@ def load_vision(folder: Path, tokenizer: TextTokenizer | None = None) -> VisionP
     """
     config = read_config(folder) if folder.is_dir() else {}
     vision, token = config.get("vision_config"), config.get("image_token_id")
+    kind = config.get("model_type", "this kind of model")
     if not isinstance(vision, Mapping):
-        kind = config.get("model_type", "this kind of model")
         raise UnsupportedError(f"{folder} takes no images: {kind} has no vision tower")
+    if not registry.takes_images(config):
+        raise UnsupportedError(f"{folder} takes no images: {kind} is run without its vision tower")
     if not isinstance(token, int) or isinstance(token, bool) or token < 0:
         raise ConfigError(f"config.json: image_token_id must be a token id, got {token!r}")
     settings = read_patch_settings(folder)
