@@ -99,6 +99,18 @@ def _grouped_int(
     return [noise(rows, features) * 0.1, weight, scales, zero_points, noise(40) if bias else None, bits, group]
 
 
+def _grouped_int_experts(noise: Noise, rows: int, bits: int, zeros: bool) -> Arguments:
+    _, _, _, *routing = _experts(noise, rows)
+
+    def weight(size: tuple[int, int], group: int) -> Arguments:
+        packed, groups = (size[0], size[1] * bits // 8), (size[0], -(-size[1] // group))
+        zero_points = torch.randint(0, 2**bits, (5, *groups), dtype=torch.uint8) if zeros else None
+        scales = (noise(5, *groups).abs() + 0.1) * 2.0 ** (-bits)
+        return [torch.randint(0, 256, (5, *packed), dtype=torch.uint8), scales, zero_points]
+
+    return [noise(rows, 96) * 0.1, *weight((80, 96), 32), *weight((96, 40), 40), *routing, bits, 32, 40]
+
+
 def _delta_rule(noise: Noise, rows: int) -> Arguments:
     shape = (2, rows)
     decay = -torch.rand(*shape, 4)
@@ -168,6 +180,10 @@ CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
         "4-bits-rows": lambda noise, rows: _grouped_int(noise, rows, 4, 88, 88, bias=True),
         "8-bits": lambda noise, rows: _grouped_int(noise, rows, 8, 96, 32),
         "8-bits-zeros": lambda noise, rows: _grouped_int(noise, rows, 8, 72, 72, zeros=True),
+    },
+    "grouped_int_experts": {
+        "4-bits": lambda noise, rows: _grouped_int_experts(noise, rows, 4, False),
+        "8-bits-zeros": lambda noise, rows: _grouped_int_experts(noise, rows, 8, True),
     },
     "causal_conv1d_silu": {
         "plain": lambda noise, rows: [noise(2, rows + 1, 10), noise(2, 10, 3), noise(10, 4), None],

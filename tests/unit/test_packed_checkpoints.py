@@ -19,14 +19,16 @@ from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.quantization import GroupedInt, IntLayout, Scheme
+from trunnion.layers.fused_moe import FusedMoE
 from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from trunnion.layers.vocab_embedding import ParallelLMHead
 from trunnion.ops.grouped_int import pack, unpack, unpack_wide
+from trunnion.ops.registry import OPERATORS
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.int_layouts import weight_recoding, zero_point_recoding
 from trunnion.weights.checkpoint import open_checkpoint
 from trunnion.weights.loader import load_weights
-from trunnion.weights.name_map import WeightMap
+from trunnion.weights.name_map import ExpertRule, WeightMap
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.quantization_of_layers import QuantizedLayers
 from trunnion.weights.report import WeightReport
@@ -514,9 +516,63 @@ def test_a_head_in_few_bits_is_padded_with_zeros(tmp_path: Path) -> None:
     assert len(dense) < head.shard.num_rows and not logits[:, len(dense) :].any()
 
 
-def test_experts_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"mlp\.experts: experts with weights alone in 4 bits \(gptq\)"):
-        context(scheme_of(GPTQ)).moe_method("mlp.experts")
+class Experts(nn.Module):
+    def __init__(self, ctx: BuildContext) -> None:
+        super().__init__()
+        self.mlp = nn.Module()
+        self.mlp.experts = FusedMoE(3, 2, 64, 128, renormalize=True, ctx=ctx, prefix="mlp.experts")
+
+
+EXPERT_SIZES = {"gate_proj": (128, 64), "up_proj": (128, 64), "down_proj": (64, 128)}
+EXPERT_MAP = WeightMap(experts=(ExpertRule(block="mlp.experts"),))
+
+
+def save_experts(folder: Path, settings: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
+    """A checkpoint of `Experts`, and its dense weights by projection."""
+    dense: dict[str, list[torch.Tensor]] = {name: [] for name in EXPERT_SIZES}
+    stored = {}
+    for expert in range(3):
+        for name, size in EXPERT_SIZES.items():
+            integers = packed_checkpoint.quantise(torch.randn(size), settings, "experts", torch.float16)
+            dense[name].append(integers.dense())
+            found = packed_checkpoint.published(integers, settings)
+            stored |= {f"mlp.experts.{expert}.{name}.{leaf}": tensor for leaf, tensor in found.items()}
+    save_file(stored, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    return dense
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ORDERED])
+def test_experts_compute_what_their_dense_weights_do(tmp_path: Path, name: str, size: int) -> None:
+    """Ranks cut the second weights of experts by groups, or within them."""
+    dense = save_experts(tmp_path, FORMATS[name])
+    x, weights = torch.randn(5, 64), torch.rand(5, 2)
+    ids = torch.tensor([[0, 1], [2, 0], [1, 2], [0, 2], [1, 0]])
+    w13 = torch.stack([torch.cat(pair) for pair in zip(dense["gate_proj"], dense["up_proj"], strict=True)])
+    expected = OPERATORS.reference("fused_experts")(x, w13, torch.stack(dense["down_proj"]), weights, ids)
+    found = torch.zeros_like(expected)
+    for rank in range(size):
+        with torch.device("meta"):
+            model = Experts(context(scheme_of(FORMATS[name]), rank, size))
+        load(model, tmp_path, EXPERT_MAP)
+        experts = model.mlp.experts
+        found += experts.method.apply(experts, x, weights, ids)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_experts_in_an_order_of_the_checkpoint_s_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"mlp\.experts: experts whose features.*g_idx.*choices"):
+        Experts(context(scheme_of(FORMATS["gptq-v2-ordered"])))
+
+
+def test_biases_of_experts_are_zeros(tmp_path: Path) -> None:
+    save_experts(tmp_path, GPTQ)
+    change(tmp_path, mlp__experts__1__down_proj__bias=torch.ones(64))
+    with torch.device("meta"):
+        model = Experts(context(scheme_of(GPTQ)))
+    with pytest.raises(WeightsError, match=r"experts\.1\.down_proj\.bias: expected zeros"):
+        load(model, tmp_path, EXPERT_MAP)
 
 
 def test_the_truth_is_close_to_what_was_quantised() -> None:

@@ -120,5 +120,10 @@ CARDS: tuple[Card, ...] = (
         "compressed-tensors: experts in int8, routers left out by pattern",
         _W8A8,
     ),
+    _quantised(
+        "gptq",
+        "weights alone of 4 bits: experts, and an absorbed projection whose last group is cut short",
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False},
+    ),
     _deepseek("dense", "no experts at all, tied", first_k_dense_replace=3, tie_word_embeddings=True),
 )

@@ -12,6 +12,7 @@ from trunnion_cuda.kernels import (
     activation,
     cache_write,
     gated_delta,
+    grouped_int_experts,
     grouped_int_linear,
     latent_attention,
     merge_states,
@@ -185,6 +186,22 @@ def _grouped_int(
     return grouped_int_linear.grouped_int_linear(x, weight, scales, zero_points, bias, bits, group_size)
 
 
+def _grouped_int_experts(num_tokens: int, bits: int = 4, *, zeros: bool = True, dtype: torch.dtype = BF16) -> object:
+    sizes = (1536, 2048), (2048, 768)
+    weights = [
+        tensor
+        for rows, columns in sizes
+        for tensor in (
+            _empty(64, rows, columns * bits // 8, dtype=torch.uint8),
+            _empty(64, rows, columns // 128, dtype=dtype),
+            _empty(64, rows, columns // 128, dtype=torch.uint8) if zeros else None,
+        )
+    ]
+    routing = _empty(num_tokens, 8, dtype=FP32), torch.empty((num_tokens, 8), dtype=torch.int64)
+    x = _empty(num_tokens, 2048, dtype=dtype)
+    return grouped_int_experts.grouped_int_experts(x, *weights, *routing, bits, 128, 128)
+
+
 def _quantised_experts(num_tokens: int, dtype: torch.dtype, blocks: bool = False) -> object:
     sizes, scales = ((1536, 2048), (2048, 768)), ((12, 16), (16, 6)) if blocks else ((1536,), (2048,))
     routing = _empty(num_tokens, 8, dtype=FP32), torch.empty((num_tokens, 8), dtype=torch.int64)
@@ -205,7 +222,7 @@ def cases() -> tuple[Case, ...]:
     decode, prefill = (tiles("_attention_kernel") for tiles in (_small_tiles, _large_tiles))
     chunks = _small_tiles("_inverse_kernel", "_chunks_kernel")
     linear = _small_tiles("_linear_kernel")
-    grouped = _small_tiles("_grouped_int_kernel")
+    grouped, int_experts = _small_tiles("_grouped_int_kernel"), _small_tiles("_grouped_int_experts_kernel")
     experts, large_experts = (tiles("_scaled_experts_kernel") for tiles in (_small_tiles, _large_tiles))
     # Tensor memory takes no int8 from Triton.
     int8_experts = {"_scaled_experts_kernel": {**large_experts["_scaled_experts_kernel"], SM100A: MMA_SYNC}}
@@ -278,6 +295,10 @@ def cases() -> tuple[Case, ...]:
         Case(name="grouped_int_small_groups", call=lambda: _grouped_int(4, 4, 32), mma=grouped),
         Case(name="grouped_int_prefill", call=lambda: _grouped_int(512, 4, 128)),
         Case(name="grouped_int_fp32", call=lambda: _grouped_int(4, 4, 128, dtype=FP32)),
+        Case(name="grouped_int_experts_decode", call=lambda: _grouped_int_experts(4), mma=int_experts, quick=True),
+        Case(name="grouped_int_experts_8", call=lambda: _grouped_int_experts(4, 8, zeros=False), mma=int_experts),
+        Case(name="grouped_int_experts_prefill", call=lambda: _grouped_int_experts(4096)),
+        Case(name="grouped_int_experts_fp32", call=lambda: _grouped_int_experts(4, dtype=FP32)),
         Case(name="experts_int8_decode", call=lambda: _quantised_experts(4, torch.int8), mma=experts, quick=True),
         Case(name="experts_int8_mixed", call=lambda: _quantised_experts(512, torch.int8)),
         Case(name="experts_int8_prefill", call=lambda: _quantised_experts(4096, torch.int8), mma=int8_experts),

@@ -15,6 +15,7 @@ def kernels() -> Mapping[str, Callable[..., Any]]:
     from trunnion_cuda.kernels import (
         activation,
         gated_delta,
+        grouped_int_experts,
         grouped_int_linear,
         moe,
         norm,
@@ -28,6 +29,7 @@ def kernels() -> Mapping[str, Callable[..., Any]]:
     modules = (
         activation,
         gated_delta,
+        grouped_int_experts,
         grouped_int_linear,
         moe,
         norm,

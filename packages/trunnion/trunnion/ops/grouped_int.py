@@ -1,10 +1,12 @@
-"""Products with weights alone quantised: integers of 4 or 8 bits, a scale and a zero point per row and group."""
+"""Products with weights alone quantised: integers of 4 or 8 bits, a scale and a zero point per row and group; linear
+layers and experts."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
+from trunnion.ops.moe import sum_of_experts
 from trunnion.ops.registry import define
 
 
@@ -72,3 +74,44 @@ def grouped_int_linear(
     """
     dense = dequantise_groups(weight, scales, zero_points, bits, group_size).to(x.dtype)
     return F.linear(x, dense, bias)
+
+
+def _fake_experts(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@define(
+    "grouped_int_experts(Tensor x, Tensor w13, Tensor w13_scales, Tensor? w13_zero_points, Tensor w2, Tensor w2_scales,"
+    " Tensor? w2_zero_points, Tensor topk_weights, Tensor topk_ids, int bits, int w13_group_size, int w2_group_size)"
+    " -> Tensor",
+    fake=_fake_experts,
+)
+def grouped_int_experts(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scales: torch.Tensor,
+    w13_zero_points: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scales: torch.Tensor,
+    w2_zero_points: torch.Tensor | None,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    bits: int,
+    w13_group_size: int,
+    w2_group_size: int,
+) -> torch.Tensor:
+    """`fused_experts` of weights as in `grouped_int_linear`: w13 [E, 2 * I, ...], w2 [E, H, ...], and so their scales
+    and zero points."""
+
+    def of_expert(zero_points: torch.Tensor | None, expert: int) -> torch.Tensor | None:
+        return None if zero_points is None else zero_points[expert]
+
+    def apply(expert: int) -> torch.Tensor:
+        up_zeros, down_zeros = of_expert(w13_zero_points, expert), of_expert(w2_zero_points, expert)
+        up = grouped_int_linear(x, w13[expert], w13_scales[expert], up_zeros, None, bits, w13_group_size)
+        gate, up = up.chunk(2, dim=-1)
+        return grouped_int_linear(
+            F.silu(gate) * up, w2[expert], w2_scales[expert], down_zeros, None, bits, w2_group_size
+        )
+
+    return sum_of_experts(x, topk_weights, topk_ids, w13.shape[0], apply)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -11,11 +10,12 @@ from torch import nn
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.interfaces.methods import LinearMethod, LinearShape
-from trunnion.interfaces.quantization import GroupedInt, IntLayout
-from trunnion.interfaces.weights import Known, Placement, Recoding, set_known, set_placements
+from trunnion.interfaces.quantization import GroupedInt
+from trunnion.interfaces.weights import Placement, set_known, set_placements
 from trunnion.ops.grouped_int import dequantise_groups, pack, unpack_wide
-from trunnion.reference.int_layouts import NAMES, per_word, scale_recoding, weight_recoding, zero_point_recoding
+from trunnion.reference.int_layouts import NAMES, scale_recoding, zero_point_recoding
 from trunnion.reference.kept import keep
+from trunnion.reference.packed_placements import check_words, known_tensors, packed_placements, recoded
 from trunnion.reference.scale_placements import block_scales
 
 TAKEN = -1
@@ -36,15 +36,20 @@ class GroupedIntLinearMethod(LinearMethod):
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         scheme, size = self.scheme, (shape.out_features, shape.in_features)
         full = next(iter(shape.placements.values())).shape[1]
-        self._check(shape, full)
+        check_words(scheme, shape.placements, shape.prefix)
+        if scheme.is_ordered and shape.in_features != full:
+            raise UnsupportedError(
+                f"{shape.prefix}: its features are in an order of the checkpoint's ({self.names.groups}) and cannot be "
+                "cut over ranks; choices: tp_size 1, or a checkpoint without desc_act or actorder"
+            )
         block = (1, scheme.group_size or full)
         groups = block_scales(shape.placements, size, block, shape.prefix)
         packed_size = (size[0], size[1] * scheme.bits // 8)
-        _register(layer, self.names.weight, packed_size, torch.uint8, self._weight_placements(shape.placements))
-        scales = _recoded(groups.placements, scale_recoding(scheme))
+        _register(layer, self.names.weight, packed_size, torch.uint8, packed_placements(scheme, shape.placements))
+        scales = recoded(groups.placements, scale_recoding(scheme))
         _register(layer, self.names.scales, groups.shape, shape.dtype, scales)
         if scheme.has_zero_points:
-            zero_points = _recoded(groups.placements, zero_point_recoding(scheme))
+            zero_points = recoded(groups.placements, zero_point_recoding(scheme))
             _register(layer, self.names.zero_points, groups.shape, torch.uint8, zero_points)
         if scheme.is_ordered:
             places = {
@@ -52,7 +57,10 @@ class GroupedIntLinearMethod(LinearMethod):
                 for index, part in enumerate(shape.placements)
             }
             _register(layer, self.names.groups, (len(places), full), torch.int32, places)
-        set_known(layer, self._known(shape.placements))
+        sizes = {part: place.shape for part, place in shape.placements.items()}
+        # The last is of a module that the checkpoint fuses as well.
+        whole = sum(rows for rows, _ in sizes.values()), full
+        set_known(layer, known_tensors(scheme, {**sizes, "+".join(sizes): whole}))
         layer.register_buffer("feature_order", None, persistent=False)
         layer.int_group_size, layer.dense_dtype = groups.columns, shape.dtype
 
@@ -87,53 +95,6 @@ class GroupedIntLinearMethod(LinearMethod):
         zero_points = getattr(layer, self.names.zero_points) if self.scheme.has_zero_points else None
         return getattr(layer, self.names.weight), getattr(layer, self.names.scales), zero_points
 
-    def _check(self, shape: LinearShape, full: int) -> None:
-        """What words cannot hold, and what cannot be cut."""
-        words = per_word(self.scheme)
-        for part, place in shape.placements.items():
-            for what, count in zip(("out_features", "in_features"), place.shape, strict=True):
-                if count % words:
-                    name = f"{shape.prefix}[{part}]" if part else shape.prefix
-                    raise UnsupportedError(
-                        f"{name}: {what} {count} of {self.scheme.bits} bits do not fill words of 32 bits; "
-                        f"choices: multiples of {words}"
-                    )
-        if self.scheme.is_ordered and shape.in_features != full:
-            raise UnsupportedError(
-                f"{shape.prefix}: its features are in an order of the checkpoint's ({self.names.groups}) and cannot be "
-                "cut over ranks; choices: tp_size 1, or a checkpoint without desc_act or actorder"
-            )
-
-    def _weight_placements(self, placements: Mapping[str, Placement]) -> dict[str, Placement]:
-        per_byte = 8 // self.scheme.bits
-        found = {}
-        for part, place in placements.items():
-            rows, columns = place.shape
-            found[part] = Placement(
-                shape=(rows, columns // per_byte),
-                source=(*place.source[:1], *(_in_bytes(cut, per_byte) for cut in place.source[1:])),
-                target=place.target,
-                recoding=weight_recoding(self.scheme),
-            )
-        return found
-
-    def _known(self, placements: Mapping[str, Placement]) -> dict[tuple[str, str], Known]:
-        """What the layouts store beside, and nobody needs."""
-        shapes = {part: place.shape for part, place in placements.items()}
-        # Of a module that the checkpoint fuses as well.
-        whole = sum(shape[0] for shape in shapes.values()), next(iter(shapes.values()))[1]
-        found = {}
-        for part, size in {**shapes, "+".join(shapes): whole}.items():
-            if self.scheme.layout is IntLayout.COMPRESSED:
-                found["weight_shape", part] = _shape(size)
-            elif self.scheme.layout in (IntLayout.GPTQ, IntLayout.GPTQ_V2):
-                found["bias", part] = Known(
-                    expected="zeros, since the model has no bias there", holds=lambda stored: not stored.any()
-                )
-                if not self.scheme.is_ordered:
-                    found[self.names.groups, part] = _runs(size[1], self.scheme.group_size)
-        return found
-
     def _sort_features(self, layer: nn.Module) -> None:
         listed = getattr(layer, self.names.groups)
         groups = listed[0].cpu().long()
@@ -153,30 +114,6 @@ class GroupedIntLinearMethod(LinearMethod):
         values = unpack_wide(weight, self.scheme.bits).index_select(1, layer.feature_order)
         weight.copy_(pack(values, self.scheme.bits))
         listed.fill_(TAKEN)
-
-
-def _recoded(placements: Mapping[str, Placement], recoding: Recoding | None) -> dict[str, Placement]:
-    return {part: dataclasses.replace(place, recoding=recoding) for part, place in placements.items()}
-
-
-def _in_bytes(cut: object, per_byte: int) -> slice:
-    assert isinstance(cut, slice), "the features of a packed weight are cut into runs"
-    if cut.start is None:
-        return cut
-    assert cut.start % per_byte == 0 == cut.stop % per_byte, "a cut within a byte"
-    return slice(cut.start // per_byte, cut.stop // per_byte)
-
-
-def _shape(shape: tuple[int, ...]) -> Known:
-    return Known(expected=str(list(shape)), holds=lambda stored: stored.tolist() == list(shape))
-
-
-def _runs(columns: int, group_size: int | None) -> Known:
-    size = group_size or columns
-    return Known(
-        expected=f"runs of {size} neighbours, since the config says neither desc_act nor actorder",
-        holds=lambda stored: torch.equal(stored.long(), torch.arange(columns) // size),
-    )
 
 
 def _register(

@@ -9,7 +9,6 @@ from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
@@ -23,6 +22,7 @@ from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.collectives import GlooCollectives
 from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
+from trunnion.reference.grouped_int_moe_method import GroupedIntMoEMethod
 from trunnion.reference.kv_events import HostKVEvents
 from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion.reference.memory_profile import profile_memory
@@ -59,10 +59,7 @@ class ReferenceHardware(Hardware):
         if isinstance(scheme, BlockFP8):
             return BlockFP8MoEMethod(scheme)
         if isinstance(scheme, GroupedInt):
-            raise UnsupportedError(
-                f"{prefix}: experts with weights alone in {scheme.bits} bits ({scheme.layout.value}) are not "
-                "supported; choices: experts in bfloat16, FP8 or W8A8"
-            )
+            return GroupedIntMoEMethod(scheme)
         return UnquantizedMoEMethod() if scheme is None else W8A8MoEMethod(scheme)
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:
