@@ -8,8 +8,9 @@ from torch import nn
 
 from trunnion_models.card import Card
 
+from .cases import cards
 from .hf_reference import random_model
-from .routers import margin, routers
+from .routers import margin, near_ties, routers
 
 
 class ThreeGroupsRouter(nn.Module):
@@ -42,6 +43,17 @@ def test_the_margin_is_the_smallest_step_to_another_choice(
     top_k: int, topk_group: int, scores: list[float], expected: float
 ) -> None:
     assert margin(ThreeGroupsRouter(top_k, topk_group), torch.tensor([scores])).tolist() == [expected]
+
+
+def test_rounding_decides_where_it_reaches_over_the_margin() -> None:
+    card = next(card for card in cards() if card.name == "glm4_moe-quick")
+    exact, other = random_model(card), random_model(card)
+    ids = torch.arange(24).view(2, 12)
+    assert not near_ties(exact, other, ids).any(), "nothing is rounded"
+    (router,) = routers(other.named_modules()).values()
+    with torch.no_grad():
+        router.weight += 10 * torch.randn(router.weight.shape, generator=torch.Generator().manual_seed(0))
+    assert near_ties(exact, other, ids).all()
 
 
 def test_a_bias_moves_the_choice_and_groups_count_for_two_experts() -> None:
