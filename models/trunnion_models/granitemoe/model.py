@@ -6,12 +6,11 @@ import torch
 from torch import nn
 
 from trunnion.config import BuildContext
-from trunnion.layers.attention import Attention
 from trunnion.layers.fused_moe import FusedMoE, Router
-from trunnion.layers.linear import QKVParallelLinear, RowParallelLinear
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion_models.granite.model import GraniteAttention
 from trunnion_models.granitemoe.config import GraniteMoeConfig
 from trunnion_models.granitemoe.weights import WEIGHT_MAP
 
@@ -34,39 +33,10 @@ class GraniteMoeMoE(nn.Module):
         return self.experts(x, self.router(x))
 
 
-class GraniteMoeAttention(nn.Module):
-    def __init__(self, config: GraniteMoeConfig, rotary_emb: RotaryEmbedding, ctx: BuildContext, prefix: str) -> None:
-        super().__init__()
-        hidden_size, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-        num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.qkv_proj = QKVParallelLinear(
-            hidden_size, head_dim, num_heads, num_kv_heads, bias=bias, ctx=ctx, prefix=f"{prefix}.qkv_proj"
-        )
-        self.o_proj = RowParallelLinear(
-            num_heads * head_dim, hidden_size, bias=bias, ctx=ctx, prefix=f"{prefix}.o_proj"
-        )
-        self.head_dim = head_dim
-        self.rotary_emb = rotary_emb
-        self.attn = Attention(
-            self.qkv_proj.num_heads,
-            head_dim,
-            self.qkv_proj.num_kv_heads,
-            config.attention_multiplier,
-            ctx=ctx,
-            prefix=f"{prefix}.attn",
-        )
-
-    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv_proj(hidden_states)
-        q, k, v = qkv.split([self.qkv_proj.q_size, self.qkv_proj.kv_size, self.qkv_proj.kv_size], dim=-1)
-        q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))  # [T, H, D]
-        return self.o_proj(self.attn(q, k, v, self.rotary_emb.at(positions)))
-
-
 class GraniteMoeDecoderLayer(nn.Module):
     def __init__(self, config: GraniteMoeConfig, rotary_emb: RotaryEmbedding, ctx: BuildContext, prefix: str) -> None:
         super().__init__()
-        self.self_attn = GraniteMoeAttention(config, rotary_emb, ctx, f"{prefix}.self_attn")
+        self.self_attn = GraniteAttention(config, rotary_emb, ctx, f"{prefix}.self_attn")
         self.block_sparse_moe = GraniteMoeMoE(config, ctx, f"{prefix}.block_sparse_moe")
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
         self.residual_multiplier = config.residual_multiplier
