@@ -126,6 +126,21 @@ DEEPSEEK_V3 = {
     "n_routed_experts": 256,
     "num_experts_per_tok": 8,
 }
+GLM_4_5 = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "vocab_size": 151552,
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 92,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 160,
+    "first_k_dense_replace": 3,
+    "attention_bias": True,
+    "use_qk_norm": True,
+}
 QWEN3_NEXT_80B = {
     "architectures": ["Qwen3NextForCausalLM"],
     "vocab_size": 151936,
@@ -320,6 +335,8 @@ PUBLISHED = [
     pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),
     # transformers counts 671_026_404_352: there the biases of 58 layers are buffers.
     pytest.param(DEEPSEEK_V3, 671_026_404_352 + 58 * 256, id="DeepSeek-V3"),
+    # 89 layers with biases, as above; without the head that drafts.
+    pytest.param(GLM_4_5, 352_797_814_784 + 89 * 160, id="GLM-4.5"),
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
     pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),
     pytest.param(QWEN1_5_MOE_A2_7B, 14_315_784_192, id="Qwen1.5-MoE-A2.7B"),

@@ -36,6 +36,7 @@ SUPPORTED = [
     "exaone4-32b-LLLG",
     "gemma2-9b",
     "gemma3-1b-text",
+    "glm4.5-moe",
     "granite-3.3-2b",
     "granite-3b-code-128k-llama-bias",
     "llama-3.2-1b",
