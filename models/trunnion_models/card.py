@@ -43,6 +43,8 @@ class Card:
     """Keyword arguments of the reference implementation's configuration, `model_type` included."""
     pooling: PoolingConfig | None = None
     """The card is a pooling model and its checkpoint says so; its embeddings are compared instead of logits."""
+    whole_prompts: bool = False
+    """Tokens see those after them: a prompt comes in one step, and makes one row, an embedding or scores."""
     quantization: Mapping[str, Any] | None = None
     """`quantization_config` of the checkpoint, whose weights are quantised so; compared with the same weights made
     dense and, if they are quantised too, activations made dense again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from trunnion import registry
 from trunnion.interfaces.runner import Mode
 from trunnion_models.card import Card
 
-from .modes import MODES
+from .modes import modes_of
 
 SERVED = "served"
 """The mode of cases that run through the C++ host instead of the host double."""
@@ -40,7 +41,8 @@ class Case:
         """What a test that runs the case calls it."""
         if self.mode != SERVED:
             return "case"
-        return "served_case" if self.card.pooling is None else "embedded_case"
+        card = self.card
+        return "served_case" if card.pooling is None and not card.whole_prompts else "embedded_case"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -67,12 +69,11 @@ def _named_cards() -> list[tuple[str, Card]]:
 def cases(hardware: str) -> list[Case]:
     """All cells, those of one card, dtype and execution side by side. Hosts are served as the package executes."""
     executions = registry.hardware(hardware).execution_modes or (None,)
-    ways = [*((mode, execution) for execution in executions for mode in MODES), (SERVED, None)]
     return [
         Case(card, hardware, dtype, mode, execution, family)
         for family, card in _named_cards()
         for dtype in (SHORT if card.bf16 else ("float32",))
-        for mode, execution in ways
+        for execution, mode in (*itertools.product(executions, modes_of(card)), (None, SERVED))
         # A draft is served with its target (test_draft.py).
         if mode != SERVED or not card.draft
     ]

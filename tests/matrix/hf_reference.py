@@ -25,6 +25,7 @@ from transformers.utils import logging
 from trunnion.config import PoolingConfig
 from trunnion_models.card import Card
 
+from .hf_encoders import encoder_class, rows_of_prefixes
 from .hf_images import Images, make_images, place, positions_of, run_with_images
 from .mtp_reference import MTPReference
 from .quantised_checkpoint import DENSE, quantise_activations, save_quantised
@@ -32,6 +33,13 @@ from .rounded_cache import RoundedCache, save_scales
 from .routers import margin, routers
 
 SEED = 1234
+LEAST_ID = 2
+"""Of the random tokens: what lies below may be a padding token, at which some encoders count no position."""
+_MODE_FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
 CANDIDATES = 64
 """Random sequences per sequence wanted, where there is a choice to make."""
 
@@ -93,7 +101,7 @@ def sensitivity(reference: Reference) -> float:
     """How much the third row's logits change with the first token, relative to their size: 0 if nothing is attended."""
     ids = torch.tensor(reference.sequences)
     changed = ids.clone()
-    changed[:, 0] = (changed[:, 0] + 1) % reference.logits.shape[-1]
+    changed[:, 0] = (changed[:, 0] + 1 - LEAST_ID) % (_vocab_size(reference.card) - LEAST_ID) + LEAST_ID
     difference = _rows(reference.folder, torch.float32, changed, reference.card)[:, 2] - reference.logits[:, 2]
     return float(difference.abs().max() / reference.logits.abs().max())
 
@@ -107,6 +115,8 @@ def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, card: Card) -> to
         return target.lm_head(head(target.model.embed_tokens(ids[:, 1:]), hidden)).float()
     if card.images:
         return run_with_images(load_reference(folder, dtype), ids, card).float()
+    if card.whole_prompts:
+        return rows_of_prefixes(folder, dtype, ids, card)
     pooling = card.pooling
     if pooling is None:
         return logits_of(load_reference(folder, dtype), ids, card)
@@ -137,7 +147,7 @@ def _write_sentence_transformers_files(pooling: PoolingConfig, folder: Path) -> 
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(
-        json.dumps({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True})
+        json.dumps({_MODE_FLAGS[mode]: mode == pooling.mode for mode in _MODE_FLAGS})
     )
 
 
@@ -180,6 +190,9 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
     and then, and the comparison would measure who had the luck.
     """
     generator = torch.Generator().manual_seed(SEED)
+    if card.whole_prompts:
+        shape = (len(card.seq_lens), card.max_model_len)
+        return torch.randint(LEAST_ID, _vocab_size(card), shape, generator=generator)
     model = load_reference(folder, torch.float32)
     head = load_head(folder, torch.float32) if card.draft else None
     named = [*model.named_modules(), *(head.named_modules() if head is not None else ())]
@@ -215,6 +228,8 @@ def random_model(card: Card) -> PreTrainedModel:
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, architectures=[card.architecture])
     torch.manual_seed(SEED)
     auto = _language_model(config) if card.pooling is None else AutoModel
+    if card.whole_prompts:
+        auto = encoder_class(card)
     model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -273,7 +288,7 @@ def _randomise(name: str, parameter: torch.Tensor, generator: torch.Generator) -
     elif parameter.dim() == 1:
         # Norms start at one, or at zero where an offset of one is added.
         parameter.add_(noise * 0.2)
-    elif "embed_tokens" in name:
+    elif "embed_tokens" in name or "word_embeddings" in name:
         parameter.copy_(noise)
     elif "o_proj" in name or "out_proj" in name or "down_proj" in name:
         # Small beside the embedding, which bfloat16 holds exactly: routers further up see little rounding.

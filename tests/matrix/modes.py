@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+
+from trunnion_models.card import Card
 
 from .bench import Bench, Comparison
 from .host_double import Chunk, Request
@@ -183,6 +185,48 @@ MODES: Mapping[str, Callable[[Bench, Comparison], None]] = {
     "events": events,
 }
 
+
+def lengths(bench: Bench, seen: Comparison) -> None:
+    """Prompts that must come whole: each beginning of the longest one, alone."""
+    index = _longest(bench)
+    for length in range(1, len(bench.sequence(index)) + 1):
+        _whole_prompts(bench, seen, [(index, length)])
+
+
+def together(bench: Bench, seen: Comparison) -> None:
+    """Prompts that must come whole: random beginnings side by side, in any order, some of them without a row."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        count = len(bench.card.seq_lens)
+        chosen = [(index, rng.randint(1, len(bench.sequence(index)))) for index in rng.sample(range(count), count)]
+        assert bench.host.step([]) == [], "a step without requests has no rows"
+        _whole_prompts(bench, seen, chosen, wanted=[rng.random() < 0.8 for _ in chosen])
+
+
+def _whole_prompts(
+    bench: Bench, seen: Comparison, prompts: Sequence[tuple[int, int]], wanted: Sequence[bool] | None = None
+) -> None:
+    """One step of the first so many tokens of sequences; what is wanted of a prompt is the row of its last token."""
+    wanted = [True] * len(prompts) if wanted is None else wanted
+    requests = [bench.host.add(bench.sequence(index)[:length]) for index, length in prompts]
+    rows = [(length - 1,) if wants else () for (_, length), wants in zip(prompts, wanted, strict=True)]
+    chunks = [Chunk(request, request.remaining, want) for request, want in zip(requests, rows, strict=True)]
+    for (index, length), found in zip(prompts, bench.host.step(chunks), strict=True):
+        for row in found:
+            seen.add_row(index, length - 1, row)
+    for request in requests:
+        bench.host.finish(request)
+
+
+WHOLE_PROMPT_MODES: Mapping[str, Callable[[Bench, Comparison], None]] = {"lengths": lengths, "together": together}
+"""Of models that see whole prompts: there is nothing to cut, cache, preempt or share."""
+
+
+def modes_of(card: Card) -> Mapping[str, Callable[[Bench, Comparison], None]]:
+    """The modes that a card runs in."""
+    return WHOLE_PROMPT_MODES if card.whole_prompts else MODES
+
+
 NEEDS_SHARED_BLOCKS = ("prefix",)
 """Modes that a model with recurrent layers cannot run: a state holds one prefix, blocks hold them all."""
 
@@ -191,7 +235,7 @@ def compare(bench: Bench, mode: str, name: str) -> None:
     """Feed the card's sequences as `mode` does and hold the rows against the reference; `name` settles the blocks."""
     bench.host.reset(zlib.crc32(name.encode()))
     seen = Comparison(bench)
-    MODES[mode](bench, seen)
+    modes_of(bench.card)[mode](bench, seen)
     seen.check()
 
 

@@ -21,7 +21,7 @@ from trunnion.interfaces.quantization import W8A8, GroupedInt, Scheme
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
-from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion.reference.captured import captured_group
 from trunnion_ascend import environment
 from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, why_not_fused, why_not_fused_mla
 from trunnion_ascend.fences import EventFence
@@ -190,13 +190,6 @@ def _fused_group(spec: GroupSpec) -> type[Group]:
     from trunnion_ascend.mla import FusedMLAGroup
 
     return FusedMLAGroup if isinstance(spec, MLASpec) else FusedAttentionGroup
-
-
-def captured_group(spec: GroupSpec) -> type[Group]:
-    """The reference's group, fit for graphs."""
-    if isinstance(spec, AttentionSpec):
-        return CapturedAttentionGroup
-    return CapturedMLAGroup if isinstance(spec, MLASpec) else CapturedRecurrentGroup
 
 
 HARDWARE = AscendHardware

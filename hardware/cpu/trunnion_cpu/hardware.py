@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from trunnion.contract import Limits
-from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion_cpu.attention import CpuAttentionGroup
+from trunnion_cpu.encoder import CpuEncoderGroup
 from trunnion_cpu.kernels import KERNELS
 from trunnion_cpu.runner import TapedRunner
 
@@ -38,6 +39,8 @@ class CpuHardware(ReferenceHardware):
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
         if isinstance(spec, AttentionSpec) and spec.cache_dtype is None:
             return CpuAttentionGroup, None
+        if isinstance(spec, EncoderSpec):
+            return CpuEncoderGroup, None
         found, reason = super().group_class(spec)
         if isinstance(spec, AttentionSpec):
             reason = f"torch attends in the model's dtype, not to a cache in {spec.cache_dtype}"

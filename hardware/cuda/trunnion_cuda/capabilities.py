@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from trunnion.interfaces.attention import AttentionSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, MLASpec
 
 BACKEND = "fa2"
 """FlashInfer's kernels for every architecture from sm_80, also on sm_90, for which it has others ("fa3"): the simulated
@@ -22,10 +22,9 @@ LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 def why_not_flashinfer(spec: AttentionSpec) -> str | None:
     """Why FlashInfer's kernels cannot run layers of this shape, or None if they can."""
-    if spec.dtype not in DTYPES:
-        return f"FlashInfer computes in {_names(DTYPES)}, not in {_name(spec.dtype)}"
-    if spec.head_dim not in HEAD_DIMS:
-        return f"FlashInfer has no kernel for head_dim {spec.head_dim}; it has {', '.join(map(str, HEAD_DIMS))}"
+    reason = _why_not_shape(spec.dtype, spec.head_dim)
+    if reason is not None:
+        return reason
     if spec.num_qo_heads % spec.num_kv_heads:
         return f"{spec.num_qo_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
     if spec.cache_dtype not in CACHE_DTYPES:
@@ -37,6 +36,11 @@ def why_not_flashinfer(spec: AttentionSpec) -> str | None:
     if spec.has_sinks and spec.soft_cap is not None:
         return f"FlashInfer's kernels with sinks have no soft cap; this one is {spec.soft_cap}"
     return None
+
+
+def why_not_flashinfer_encoder(spec: EncoderSpec) -> str | None:
+    """Why FlashInfer's ragged prefill cannot run an encoder's layers of this shape, or None if it can."""
+    return _why_not_shape(spec.dtype, spec.head_dim)
 
 
 def why_no_prefix_levels(spec: AttentionSpec) -> str | None:
@@ -60,6 +64,14 @@ def why_not_flashinfer_mla(spec: MLASpec) -> str | None:
     if spec.num_qo_heads not in LATENT_HEADS:
         choices = ", ".join(map(str, LATENT_HEADS))
         return f"FlashInfer's latent attention drops keys with {spec.num_qo_heads} query heads, not with {choices}"
+    return None
+
+
+def _why_not_shape(dtype: torch.dtype, head_dim: int) -> str | None:
+    if dtype not in DTYPES:
+        return f"FlashInfer computes in {_names(DTYPES)}, not in {_name(dtype)}"
+    if head_dim not in HEAD_DIMS:
+        return f"FlashInfer has no kernel for head_dim {head_dim}; it has {', '.join(map(str, HEAD_DIMS))}"
     return None
 
 

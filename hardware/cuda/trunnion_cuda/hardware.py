@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec, RecurrentSpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec, RecurrentSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
@@ -17,9 +17,9 @@ from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
-from trunnion.reference.captured import CapturedAttentionGroup, CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion.reference.captured import captured_group
 from trunnion_cuda import environment
-from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_mla
+from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_encoder, why_not_flashinfer_mla
 from trunnion_cuda.collectives import NcclCollectives
 from trunnion_cuda.environment import why_no_kernels
 from trunnion_cuda.fences import EventFence
@@ -81,11 +81,9 @@ class CudaHardware(ReferenceHardware):
         """FlashInfer's; what it refuses on this package's Triton kernels; else the reference's, with both reasons."""
         reasons = []
         if not isinstance(spec, RecurrentSpec):
-            is_latent = isinstance(spec, MLASpec)
-            why = why_not_flashinfer_mla(spec) if isinstance(spec, MLASpec) else why_not_flashinfer(spec)
-            reason = environment.why_no_flashinfer() or why
+            reason = environment.why_no_flashinfer() or _why_not_flashinfer(spec)
             if reason is None:
-                return _flashinfer_mla() if is_latent else _flashinfer_attention(), None
+                return _flashinfer_group(spec), None
             reasons.append(reason)
         found, reason = _triton_group(spec) if (absent := why_no_kernels()) is None else (None, absent)
         if found is not None:
@@ -124,17 +122,25 @@ class CudaHardware(ReferenceHardware):
         return dict.fromkeys((*registry.OPERATORS.names(), "merge_states"), reason)
 
 
-def _flashinfer_attention() -> type[Group]:
+def _why_not_flashinfer(spec: AttentionSpec | MLASpec | EncoderSpec) -> str | None:
+    if isinstance(spec, MLASpec):
+        return why_not_flashinfer_mla(spec)
+    return why_not_flashinfer_encoder(spec) if isinstance(spec, EncoderSpec) else why_not_flashinfer(spec)
+
+
+def _flashinfer_group(spec: AttentionSpec | MLASpec | EncoderSpec) -> type[Group]:
     # Imports FlashInfer, which may be absent.
+    if isinstance(spec, MLASpec):
+        from trunnion_cuda.mla import FlashInferMLAGroup
+
+        return FlashInferMLAGroup
+    if isinstance(spec, EncoderSpec):
+        from trunnion_cuda.encoder import FlashInferEncoderGroup
+
+        return FlashInferEncoderGroup
     from trunnion_cuda.attention import FlashInferAttentionGroup
 
     return FlashInferAttentionGroup
-
-
-def _flashinfer_mla() -> type[Group]:
-    from trunnion_cuda.mla import FlashInferMLAGroup
-
-    return FlashInferMLAGroup
 
 
 def _triton_group(spec: GroupSpec) -> tuple[type[Group] | None, str | None]:
@@ -150,17 +156,12 @@ def _triton_group(spec: GroupSpec) -> tuple[type[Group] | None, str | None]:
 
         reason = why_not_recurrent(spec)
         return (TritonRecurrentGroup, None) if reason is None else (None, reason)
+    if isinstance(spec, EncoderSpec):
+        return None, "this package has no kernel of its own for encoders"
     from trunnion_cuda.triton_mla import TritonMLAGroup, why_not_triton_mla
 
     reason = why_not_triton_mla(spec)
     return (TritonMLAGroup, None) if reason is None else (None, reason)
-
-
-def captured_group(spec: GroupSpec) -> type[Group]:
-    """The reference's group, fit for graphs."""
-    if isinstance(spec, AttentionSpec):
-        return CapturedAttentionGroup
-    return CapturedMLAGroup if isinstance(spec, MLASpec) else CapturedRecurrentGroup
 
 
 def num_groups(model: Model) -> int:

@@ -54,6 +54,11 @@ def ragged_wrapper(spec: AttentionSpec, device: torch.device) -> RaggedWrapper |
     return RaggedWrapper(float_workspace_buffer=float_workspace(device), kv_layout=LAYOUT, backend=BACKEND)
 
 
+def ragged_encoder_wrapper(device: torch.device) -> RaggedWrapper:
+    """For requests whose tokens see each other, without a cache."""
+    return RaggedWrapper(float_workspace_buffer=float_workspace(device), kv_layout=LAYOUT, backend=BACKEND)
+
+
 def shape(spec: AttentionSpec, head_dim: str) -> dict[str, object]:
     """Arguments of a plan that do not change from step to step; wrappers differ in what they call the head's size."""
     return {

@@ -222,6 +222,7 @@ void trn_executor::check_counts(const trn_forward_batch& batch) const {
     const int32_t begin = query_start_loc[b], end = query_start_loc[b + 1];
     expect(end > begin, "request ", b, " has no tokens");
     expect(b >= batch.num_decodes || end - begin == batch.decode_query_len, "decode ", b, " has ", end - begin, " tokens");
+    expect(!config.needs_whole_prompts || seq_lens[b] == end - begin, "request ", b, " came in pieces");
     longest_query = std::max(longest_query, end - begin);
     longest_seq = std::max(longest_seq, seq_lens[b]);
     check_positions(b);
@@ -602,6 +603,7 @@ trn_status trn_executor_model_info(trn_executor* executor, trn_model_info* info)
   info->num_position_axes = executor->config.num_position_axes;
   info->encoder_patch_dim = executor->config.patch_dim;
   info->accepts_prefix_levels = executor->config.accepts_prefix_levels;
+  info->needs_whole_prompts = executor->config.needs_whole_prompts;
   return TRN_OK;
 }
 

@@ -29,6 +29,8 @@ struct Config {
   int32_t num_position_axes = 1;
   // Whether batches may say which requests share leading blocks.
   bool accepts_prefix_levels = false;
+  // Whether all tokens of a request must come in one step.
+  bool needs_whole_prompts = false;
   // Asked at each execute, counted from 1, after the checks. Anything but TRN_OK leaves the step's slots ruined, unless
   // REFUSED. May block.
   std::function<trn_status(uint64_t step, const trn_forward_batch& batch)> fault = {};

@@ -105,6 +105,34 @@ TEST(embeddings_are_the_same_however_they_are_fed) {
   }
 }
 
+TEST(whole_prompts_come_in_one_step_without_a_cache) {
+  const auto prompts = random_prompts(5, 12, 32);
+  fake::config() = pooling({});
+  std::vector<std::vector<float>> expected;
+  {
+    Host host(default_options());
+    for (const auto& prompt : prompts) expected.push_back(embed_all(host, {prompt})[0]);
+  }
+  for (const auto& groups : std::vector<std::vector<fake::Group>>{{}, {{}}}) {
+    for (const int32_t overlap : {0, 1}) {
+      fake::config() = pooling(groups);
+      fake::config().needs_whole_prompts = true;
+      trn_host_options options = default_options();
+      options.overlap = overlap;
+      options.executor.limits.max_num_tokens = 33;
+      Host host(options);
+      CHECK(embed_all(host, prompts) == expected);
+      CHECK(embed_all(host, prompts) == expected);
+      CHECK_EQ(fake::breach(), "");
+      CHECK_EQ(host.stats().prefix_hit_tokens, 0u);
+      CHECK_EQ(host.stats().prefix_caching, 0);
+      CHECK_EQ(refusal(host, embed_request(std::vector<int32_t>(34, 3))),
+               "the prompt has 34 tokens, and this model computes a prompt in one step, which has at most 33 "
+               "(max_num_tokens)");
+    }
+  }
+}
+
 TEST(embedding_of_a_full_prefix_hit_computes_the_last_block) {
   fake::config() = pooling();
   Host host(default_options());

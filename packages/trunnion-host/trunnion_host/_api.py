@@ -103,6 +103,7 @@ class ModelInfo(ctypes.Structure):
         ("num_position_axes", c_int32),
         ("encoder_patch_dim", c_int32),
         ("accepts_prefix_levels", c_int32),
+        ("needs_whole_prompts", c_int32),
     ]
 
 

@@ -56,8 +56,10 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingConfig:
-    """How rows of hidden states become embeddings. The only mode is the last token's row."""
+    """How a request's hidden states become an embedding, by the names of sentence-transformers."""
 
+    mode: str = "lasttoken"
+    """The row of the last token (`lasttoken`) or of the first (`cls`), or the mean of all rows (`mean`)."""
     normalize: bool
     """Scale each embedding to length 1."""
 

@@ -12,7 +12,7 @@ from trunnion.errors import ConfigError, UnsupportedError
 from trunnion.hf_config import read_json_object
 
 MODULES_FILE = "modules.json"
-LAST_TOKEN = "lasttoken"
+MODES = ("lasttoken", "cls", "mean")
 
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -20,7 +20,7 @@ _MODE_FLAGS = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": LAST_TOKEN,
+    "pooling_mode_lasttoken": "lasttoken",
 }
 """sentence-transformers' spelling with one flag per mode; newer files name the mode in `pooling_mode`."""
 
@@ -28,11 +28,11 @@ _MODE_FLAGS = {
 def read_pooling(folder: Path) -> PoolingConfig | None:
     """The pooling that `modules.json` declares; None without that file: such a folder holds a language model.
 
-    A folder with that file is a transformer at the folder's root, then Pooling by the last token, then perhaps
-    Normalize.
+    A folder with that file is a transformer at the folder's root, then Pooling, then perhaps Normalize. Which modes a
+    model runs depends on what it is (`trunnion.layers.pooling`).
 
     Raises:
-        UnsupportedError: other modules or another order, or a pooling mode that needs more than the last token's row.
+        UnsupportedError: other modules or another order, or a pooling mode that no model has.
         ConfigError: a file is not what sentence-transformers writes.
     """
     path = folder / MODULES_FILE
@@ -51,11 +51,11 @@ def read_pooling(folder: Path) -> PoolingConfig | None:
     if not config_path.is_file():
         raise ConfigError(f"{config_path}: the pooling module has no config.json")
     modes = _modes(read_json_object(config_path))
-    if modes != [LAST_TOKEN]:
+    if len(modes) != 1 or modes[0] not in MODES:
         raise UnsupportedError(
-            f"{config_path}: pooling mode {' and '.join(modes) or 'none'} is not supported; choices: {LAST_TOKEN}"
+            f"{config_path}: pooling mode {' and '.join(modes) or 'none'} is not supported; choices: {', '.join(MODES)}"
         )
-    return PoolingConfig(normalize="Normalize" in kinds)
+    return PoolingConfig(mode=modes[0], normalize="Normalize" in kinds)
 
 
 def _read_modules(path: Path) -> list[tuple[str, str]]:

@@ -11,13 +11,13 @@ from trunnion_sim.attention import TwoLevelAttentionGroup
 from trunnion_sim.runner import GraphRunner
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import Fence
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Mode, Runner
 from trunnion.reference import ReferenceHardware
-from trunnion.reference.captured import CapturedMLAGroup, CapturedRecurrentGroup
+from trunnion.reference.captured import captured_group
 from trunnion.reference.memory_profile import profile_captured_groups
 
 
@@ -50,7 +50,7 @@ class SimHardware(ReferenceHardware):
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
         if isinstance(spec, AttentionSpec):
             return TwoLevelAttentionGroup, None
-        return (CapturedMLAGroup if isinstance(spec, MLASpec) else CapturedRecurrentGroup), None
+        return captured_group(spec), None
 
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
         if self.mode is Mode.EAGER:

@@ -122,9 +122,10 @@ typedef struct trn_model_info {
   int32_t num_position_axes; /* columns of `positions`: 1, or 3 where images span time, height and width */
   int32_t encoder_patch_dim; /* columns of an image's patches; 0 = the model takes no images */
   int32_t accepts_prefix_levels; /* 1 if a batch may say which requests share leading blocks (num_prefixes) */
+  int32_t needs_whole_prompts; /* 1 if tokens see those after them: all tokens of a request come in one step */
 } trn_model_info;
 /* A struct of an older host, which ends with num_buffer_sets, is filled as far as it goes; a model that pools refuses
- * it. The same holds for `pooled`, the last field of trn_input_buffers and trn_forward_output. */
+ * it, and one that needs whole prompts any that ends before it could say so. The same holds for `pooled`, the last field of trn_input_buffers and trn_forward_output. */
 TRN_API trn_status trn_executor_model_info(trn_executor *executor, trn_model_info *info);
 
 typedef struct trn_cache_tensor_spec {

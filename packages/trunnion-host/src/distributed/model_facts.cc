@@ -19,7 +19,7 @@ ModelFacts read_facts(Executor& executor, const trn_limits& limits) {
                        limits.max_encoder_rows,     info.vocab_size,         info.num_groups,
                        info.num_buffer_sets,        info.output_kind,        info.output_width,
                        info.num_position_axes,      info.encoder_patch_dim,  static_cast<int32_t>(info.required_fields),
-                       info.accepts_prefix_levels};
+                       info.accepts_prefix_levels,  info.needs_whole_prompts};
   for (const trn_cache_group_spec& spec : executor.kv_cache_spec()) {
     facts.groups.push_back({spec.kind == TRN_CACHE_RECURRENT, spec.max_blocks_per_seq});
     facts.fingerprint.insert(facts.fingerprint.end(), {spec.kind, spec.num_layers, spec.block_size,

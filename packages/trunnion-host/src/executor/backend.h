@@ -41,6 +41,7 @@ struct Description {
   std::uint32_t required_fields = 0;
   bool accepts_upper_bound_lens = false;
   bool accepts_prefix_levels = false;
+  bool needs_whole_prompts = false;
   /// Outputs are complete when `execute` returns, `wait` has nothing to do.
   bool synchronous = true;
   /// Where caches lie.

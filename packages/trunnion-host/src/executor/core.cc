@@ -72,6 +72,7 @@ const char* Core::usable_here() const noexcept {
 }
 
 void Core::model_info(trn_model_info* info) const {
+  if (description_.needs_whole_prompts) check_out(info, "info");
   check_out(info, "info", offsetof(trn_model_info, output_kind), offsetof(trn_model_info, accepts_prefix_levels),
             description_);
   trn_model_info all{};
@@ -85,6 +86,7 @@ void Core::model_info(trn_model_info* info) const {
   all.num_position_axes = description_.num_position_axes;
   all.encoder_patch_dim = description_.encoder_patch_dim;
   all.accepts_prefix_levels = description_.accepts_prefix_levels ? 1 : 0;
+  all.needs_whole_prompts = description_.needs_whole_prompts ? 1 : 0;
   copy_out(all, info);
 }
 

@@ -51,6 +51,7 @@ NullModel::NullModel(const NullOptions& options, const trn_limits& limits, bool 
   description_.output_width = static_cast<std::int32_t>(options.pooled > 0 ? options.pooled : options.vocab);
   description_.required_fields = reads_csr_ ? std::uint32_t{TRN_FIELD_KV_CSR} : 0u;
   description_.accepts_prefix_levels = options.levels != 0;
+  description_.needs_whole_prompts = options.whole != 0;
   description_.num_position_axes = static_cast<std::int32_t>(options.axes);
   if (options.images != 0) {
     description_.encoder_patch_dim = kNullPatchDim;

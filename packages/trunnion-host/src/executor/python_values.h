@@ -47,6 +47,7 @@ inline Description read_description(const Reader& from) {
   description.required_fields = static_cast<std::uint32_t>(from.integer("required_fields"));
   description.accepts_upper_bound_lens = from.integer("accepts_upper_bound_lens") != 0;
   description.accepts_prefix_levels = from.integer("accepts_prefix_levels") != 0;
+  description.needs_whole_prompts = from.integer("needs_whole_prompts") != 0;
   description.synchronous = from.integer("synchronous") != 0;
   description.cache_device = static_cast<DLDeviceType>(from.integer("cache_device"));
   description.profile.weights = from.integer("weights");

@@ -80,6 +80,10 @@ void Validator::check_requests(const BatchView& batch) const {
       refuse("seq_lens", "request ", b, " has ", batch.seq_lens[b], ", expected ", tokens, " (its tokens of this step) ... ",
              limits_.max_model_len, " (max_model_len)");
     }
+    if (description_.needs_whole_prompts && batch.seq_lens[b] != tokens) {
+      refuse("seq_lens", "request ", b, " has ", batch.seq_lens[b], ", expected ", tokens,
+             " (its tokens of this step): this model needs whole prompts");
+    }
     max_query_len = std::max<std::int64_t>(max_query_len, tokens);
     max_seq_len = std::max<std::int64_t>(max_seq_len, batch.seq_lens[b]);
   }

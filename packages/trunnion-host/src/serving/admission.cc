@@ -68,6 +68,11 @@ int32_t Admission::embedded_tokens(const trn_host_request& submitted) const {
     throw std::invalid_argument("the prompt has " + std::to_string(submitted.num_tokens) +
                                 " tokens, max_model_len is " + std::to_string(limits_.max_model_len));
   }
+  if (model_.needs_whole_prompts != 0 && submitted.num_tokens > limits_.max_num_tokens) {
+    throw std::invalid_argument("the prompt has " + std::to_string(submitted.num_tokens) +
+                                " tokens, and this model computes a prompt in one step, which has at most " +
+                                std::to_string(limits_.max_num_tokens) + " (max_num_tokens)");
+  }
   const auto reason = cache_.refuse(submitted.num_tokens);
   if (reason) throw std::invalid_argument("the request can never fit: " + *reason);
   return submitted.num_tokens;

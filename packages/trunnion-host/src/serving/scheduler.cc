@@ -157,7 +157,7 @@ Scheduler::Admitted Scheduler::admit(Request& request) {
   while (chunk > 0 && !reserved) {
     if (Request* victim = pick_paused_victim()) {
       preempt(*victim);
-    } else if (running_.empty() && chunk > 1) {
+    } else if (running_.empty() && chunk > 1 && !whole_prompts_) {
       // Nobody will give blocks back: a shorter chunk is the only way on.
       chunk /= 2;
     } else {
@@ -179,7 +179,10 @@ Scheduler::Admitted Scheduler::admit(Request& request) {
   return Admitted::kYes;
 }
 
-int32_t Scheduler::next_chunk(const Request& request) { return images_.reach(request, widest_chunk(request)); }
+int32_t Scheduler::next_chunk(const Request& request) {
+  const int32_t chunk = images_.reach(request, widest_chunk(request));
+  return whole_prompts_ && chunk < request.num_uncomputed() ? 0 : chunk;
+}
 
 int32_t Scheduler::widest_chunk(const Request& request) const {
   if (static_cast<int32_t>(batch_.size()) >= limits_.max_num_seqs) return 0;

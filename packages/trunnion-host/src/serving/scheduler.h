@@ -47,6 +47,9 @@ class Scheduler {
   // Blocks are reserved ahead for the draft's own steps, where there are enough. 0 = nobody drafts.
   void set_num_drafts(int32_t num_drafts) { num_drafts_ = num_drafts; }
 
+  // All tokens of a request come in one step; one that does not fit into what is left of it waits for the next.
+  void set_whole_prompts(bool whole_prompts) { whole_prompts_ = whole_prompts; }
+
   // The next step, decodes first; empty when no request can run now. Valid until the next call.
   const std::vector<BatchEntry>& schedule();
   // A batch has run, or will have before the next one: advance and publish. To be called before tokens are appended.
@@ -110,6 +113,7 @@ class Scheduler {
   std::vector<BatchEntry> batch_;
   int32_t tokens_left_ = 0, rows_left_ = 0;
   int32_t num_drafts_ = 0;
+  bool whole_prompts_ = false;
   bool verifying_ = false;  // a request that could run has drafts
   uint64_t num_preemptions_ = 0, prefix_hit_tokens_ = 0;
 };

@@ -11,8 +11,9 @@
 namespace trunnion::serving {
 namespace {
 
-const char* off_reason(const HostOptions& options, const std::vector<CacheGroup>& groups) {
+const char* off_reason(const HostOptions& options, const trn_model_info& model, const std::vector<CacheGroup>& groups) {
   if (!options.prefix_caching) return "off by option";
+  if (model.needs_whole_prompts != 0) return "a model that needs whole prompts computes nothing from a prefix";
   for (const CacheGroup& group : groups) {
     if (group.recurrent()) return "a recurrent group keeps one state per request, not one per block";
   }
@@ -75,7 +76,7 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
   warm_up_report_ = workers_.start(executor_, limits, {num_blocks.begin(), num_blocks.begin() + model_info_.num_groups});
   for (int32_t set = 0; set < model_info_.num_buffer_sets; ++set) buffers_.push_back(executor_.input_buffers(set));
 
-  stats_.prefix_caching_off_reason = off_reason(options, groups);
+  stats_.prefix_caching_off_reason = off_reason(options, model_info_, groups);
   stats_.totals.struct_size = sizeof stats_.totals;
   stats_.totals.prefix_caching = stats_.prefix_caching_off_reason.empty();
   stats_.prefix_levels_off_reason = levels_off_reason(options, model_info_, stats_.totals.prefix_caching != 0);
@@ -83,6 +84,7 @@ Worker::Worker(const HostOptions& options, EventHub& hub, StatsBoard& board, Wat
   cache_.emplace(groups, num_blocks, stats_.totals.prefix_caching != 0);
   admission_.emplace(limits, model_info_, *cache_);
   scheduler_.emplace(limits, *cache_, hub_);
+  scheduler_->set_whole_prompts(model_info_.needs_whole_prompts != 0);
   const auto own_groups = cache_->groups().first(static_cast<size_t>(model_info_.num_groups));
   builder_.emplace(own_groups, model_info_);
   if (stats_.prefix_levels_off_reason.empty()) levels_.emplace(own_groups, options.prefix_levels);

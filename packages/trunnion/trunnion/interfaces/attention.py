@@ -85,7 +85,20 @@ class RecurrentSpec:
         return 2 * self.num_k_heads * self.head_k_dim + self.num_v_heads * self.head_v_dim
 
 
-GroupSpec = AttentionSpec | MLASpec | RecurrentSpec
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """Attention without a mask and without a cache: a token sees all tokens of its request, which come in one step."""
+
+    num_heads: int
+    head_dim: int
+    scale: float
+    dtype: torch.dtype
+
+    kind = None
+    window = None
+
+
+GroupSpec = AttentionSpec | MLASpec | RecurrentSpec | EncoderSpec
 
 
 @dataclass(slots=True)
@@ -223,6 +236,20 @@ class AttentionGroup(Group):
         -> [T, num_qo_heads, head_dim], in `out` if it is given. `layer` counts from 0 within the group. With a
         `rotation`, which only groups that say `rotates` get, q and k are rotated first.
         """
+
+
+class EncoderGroup(Group):
+    """Attention within the requests of a step. It has no cache, and a host that cuts no prompt."""
+
+    @classmethod
+    def cache_tensors(cls, spec: GroupSpec, block_size: int) -> tuple[CacheTensorSpec, ...]:
+        return ()
+
+    @abstractmethod
+    def run(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """q, k, v [T, num_heads, head_dim] -> [T, num_heads, head_dim], in `out` if it is given."""
 
 
 class MLAGroup(Group):

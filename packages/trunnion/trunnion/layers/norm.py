@@ -1,10 +1,11 @@
-"""Norm layers: weights and settings around the operators of `trunnion.ops.norm`."""
+"""Norm layers: weights and settings around the operators of `trunnion.ops.norm`, and around torch's layer norm."""
 
 from __future__ import annotations
 
 from typing import overload
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
@@ -35,3 +36,19 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}, unit_offset={self.unit_offset}"
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with a bias (arXiv:1607.06450); x [..., size], weight and bias on every rank."""
+
+    def __init__(self, size: int, eps: float, *, ctx: BuildContext) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size, dtype=ctx.dtype), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(size, dtype=ctx.dtype), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"

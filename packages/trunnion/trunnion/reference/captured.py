@@ -11,8 +11,9 @@ import torch
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import BatchTensors
-from trunnion.interfaces.attention import AttentionSpec, GroupSpec, StepInputs
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec, StepInputs
 from trunnion.reference.attention import ReferenceAttentionGroup, as_indexable, to_cache
+from trunnion.reference.encoder import ReferenceEncoderGroup
 from trunnion.reference.mla import ReferenceMLAGroup
 from trunnion.reference.recurrent import ReferenceRecurrentGroup, advance, start_states
 
@@ -214,3 +215,12 @@ def _as_rows(flags: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
     return result if out is None else out.copy_(result)
+
+
+def captured_group(spec: GroupSpec) -> type[Group]:
+    """The reference's group for `spec`, fit for graphs; an encoder's, which no full graph holds, as it is."""
+    if isinstance(spec, AttentionSpec):
+        return CapturedAttentionGroup
+    if isinstance(spec, MLASpec):
+        return CapturedMLAGroup
+    return ReferenceEncoderGroup if isinstance(spec, EncoderSpec) else CapturedRecurrentGroup

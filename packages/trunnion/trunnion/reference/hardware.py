@@ -9,7 +9,7 @@ from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import Hardware
@@ -21,6 +21,7 @@ from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.collectives import GlooCollectives
+from trunnion.reference.encoder import ReferenceEncoderGroup
 from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
 from trunnion.reference.grouped_int_moe_method import GroupedIntMoEMethod
 from trunnion.reference.kv_events import HostKVEvents
@@ -46,6 +47,8 @@ class ReferenceHardware(Hardware):
             return ReferenceAttentionGroup, reason
         if isinstance(spec, MLASpec):
             return ReferenceMLAGroup, reason
+        if isinstance(spec, EncoderSpec):
+            return ReferenceEncoderGroup, reason
         return ReferenceRecurrentGroup, reason
 
     def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, GroupSpec, MLASpec, RecurrentSpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, GroupSpec, MLASpec, RecurrentSpec
 from trunnion.interfaces.model import MultiModal
 from trunnion.layers.group_layer import GroupLayer
 from trunnion.layers.rotary_embedding import RotaryEmbedding
@@ -128,6 +128,11 @@ def _workspace(spec: GroupSpec, limits: Limits, longest: int) -> int:
         state = spec.num_v_heads * spec.head_k_dim * spec.head_v_dim + spec.conv_dim * (spec.conv_kernel_size - 1)
         kept = min(limits.max_num_seqs * limits.max_decode_query_len, limits.max_num_tokens)
         return FLOAT_BYTES * state * (LIVE_STATES * limits.max_num_seqs + 2 * kept)
+    if isinstance(spec, EncoderSpec):
+        # Written out whole, one request at a time; queries, keys and values in float32 beside them.
+        longest = min(longest, limits.max_model_len, limits.max_num_tokens)
+        scores = FLOAT_BYTES * spec.num_heads * longest**2
+        return LIVE_SCORES * scores + LIVE_KEYS * FLOAT_BYTES * longest * spec.num_heads * spec.head_dim
     row = FLOAT_BYTES * spec.num_qo_heads * longest
     scores = max(row, min(SCORE_BYTES, row * limits.max_num_tokens))
     return LIVE_SCORES * scores + LIVE_KEYS * FLOAT_BYTES * longest * _key_features(spec)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trunnion.contract import CacheGroupSpec, CacheKind, Field, KVCacheSpec, LayerCaches, Limits
-from trunnion.interfaces.attention import Group, GroupSpec
+from trunnion.interfaces.attention import EncoderSpec, Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.kv_events import KVEventGate
@@ -29,7 +29,8 @@ class BoundGroups:
     """All groups of a model. Attention groups share a plan; cache groups share a block table.
 
     Layers with equal specs form an attention group. Attention groups whose caches look the same (kind, window and
-    tensors) form a cache group: a difference in scale or query heads does not matter to the host.
+    tensors) form a cache group: a difference in scale or query heads does not matter to the host. Groups of encoders
+    have no caches, and the host knows nothing of them.
     """
 
     def __init__(
@@ -49,6 +50,10 @@ class BoundGroups:
         self._tensors = []
         for layer in layers:
             spec = layer.spec
+            entry = members.setdefault(spec, _Members(spec))
+            entry.layers.append(layer)
+            if spec.kind is None:
+                continue
             group_class, _ = hardware.group_class(spec)
             tensors = group_class.cache_tensors(spec, limits.block_size)
             key = (spec.kind, spec.window, tensors)
@@ -56,9 +61,7 @@ class BoundGroups:
                 caches[key] = []
                 self._tensors.append(tensors)
             group_of[spec] = list(caches).index(key)
-            entry = members.setdefault(spec, _Members(spec))
             entry.rows.append(len(caches[key]))
-            entry.layers.append(layer)
             caches[key].append(layer)
 
         self.cache_spec = KVCacheSpec(
@@ -71,19 +74,25 @@ class BoundGroups:
         begins = [0, *itertools.accumulate(len(group.layers) for group in self.cache_spec.groups)]
         gate = KVEventGate() if gate is None else gate
         self.groups: list[Group] = []
-        self._rows: list[tuple[int, list[int]]] = []
+        self._cached: list[tuple[Group, int, list[int]]] = []
+        """Groups with caches: which cache group is theirs, and where in it their layers are."""
         self.required_fields = Field.REQUIRED
         self.accepts_prefix_levels = False
+        self.needs_whole_prompts = any(isinstance(spec, EncoderSpec) for spec in members)
         for spec, entry in members.items():
             group_class, reason = hardware.group_class(spec)
             if reason is not None:
-                self.on_reference[f"{spec.kind.value} group"] = reason
+                self.on_reference[f"{'encoder' if spec.kind is None else spec.kind.value} group"] = reason
             group = group_class(spec, len(entry.layers), device)
+            self.groups.append(group)
+            if spec.kind is None:
+                for index, layer in enumerate(entry.layers):
+                    layer.bind(group, index, breaks)
+                continue
             begin = begins[group_of[spec]]
             for index, (layer, row) in enumerate(zip(entry.layers, entry.rows, strict=True)):
                 layer.bind(group, index, breaks, gate.around(group.run, begin + row))  # type: ignore[attr-defined]
-            self.groups.append(group)
-            self._rows.append((group_of[spec], entry.rows))
+            self._cached.append((group, group_of[spec], entry.rows))
             self.required_fields |= group_class.required_fields(spec)
             self.accepts_prefix_levels |= group_class.accepts_prefix_levels(spec)
             if spec.kind is CacheKind.RECURRENT and limits.max_decode_query_len > 1:
@@ -91,7 +100,7 @@ class BoundGroups:
 
     def bind_kv_cache(self, caches: list[LayerCaches]) -> None:
         """Hand every group the caches of its layers."""
-        for group, (cache_index, rows) in zip(self.groups, self._rows, strict=True):
+        for group, cache_index, rows in self._cached:
             group.bind_kv_cache(cache_index, [caches[cache_index][row] for row in rows])
 
 

@@ -139,6 +139,11 @@ class ModelExecutor:
         """Whether a group makes use of what the host says of shared leading blocks."""
         return self._groups.accepts_prefix_levels
 
+    @property
+    def needs_whole_prompts(self) -> bool:
+        """Whether all tokens of a request must come in one step: a token sees those after it, and nothing is cached."""
+        return self._groups.needs_whole_prompts
+
     def memory_profile(self) -> MemoryProfile:
         """Upper bounds in bytes, caches not included, and neither what a draft shares with its target."""
         profile = self.hardware.memory_profile(self.model, self.limits)

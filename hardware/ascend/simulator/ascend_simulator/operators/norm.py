@@ -95,6 +95,9 @@ def _layer_norm(
     mean_out: torch.Tensor | None,
     reciprocal_out: torch.Tensor | None,
 ) -> None:
+    if not x.numel():
+        # torch_npu gives statistics of no rows the shape [0].
+        return
     wide = [None if part is None else part.float() for part in (weight, bias)]
     normalised, mean, reciprocal = torch.native_layer_norm(x.float(), shape, *wide, epsilon)
     for target, value in ((out, normalised), (mean_out, mean), (reciprocal_out, reciprocal)):
