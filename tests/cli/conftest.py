@@ -92,6 +92,8 @@ class FakeHost:
     error: str = ""
     refusal: str = ""
     """What submit_embedding raises."""
+    width: int = 2
+    """Columns of a vector: the first is the number of tokens, the others 0.5."""
     requests: dict[int, Request] = field(default_factory=dict)
     seen: list[Request] = field(default_factory=list)
     sent: int = 0
@@ -129,7 +131,7 @@ class FakeHost:
             self.sent += 1
             if self.sent == self.interrupt_after:
                 os.kill(os.getpid(), signal.SIGINT)
-            return self._finish(id, "stop", None, embedding=[float(len(request.prompt_ids)), 0.5])
+            return self._finish(id, "stop", None, embedding=self._vector(request))
         if request.sent == request.sampling.max_tokens:
             return self._finish(id, "length", None)
         token = request.reply[request.sent] if request.sent < len(request.reply) else request.end_ids[-1]
@@ -140,6 +142,9 @@ class FakeHost:
         if self.sent == self.interrupt_after:
             os.kill(os.getpid(), signal.SIGINT)
         return Event(request_id=id, token_id=token)
+
+    def _vector(self, request: Request) -> list[float]:
+        return [float(len(request.prompt_ids)), *[0.5] * (self.width - 1)]
 
     def _finish(self, id: int, reason: str, stop_id: int | None, embedding: Sequence[float] | None = None) -> Event:
         request = self.requests.pop(id)

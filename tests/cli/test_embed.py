@@ -86,10 +86,17 @@ def test_a_language_model_does_not_embed(cli: Cli, model: Path) -> None:
 
 
 def test_other_pooling_modes_are_refused_by_name(cli: Cli, pooling_model: Path) -> None:
-    write_mode(pooling_model, "pooling_mode_mean_tokens")
+    write_mode(pooling_model, "pooling_mode_max_tokens")
     outcome = embed(cli, pooling_model, "a")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "pooling mode mean is not supported; choices: lasttoken" in outcome.err
+    assert "pooling mode max is not supported; choices: lasttoken, cls, mean" in outcome.err
+
+
+def test_a_step_holds_the_longest_text_whole(cli: Cli, pooling_model: Path) -> None:
+    config = json.loads((pooling_model / "config.json").read_text()) | {"max_position_embeddings": 900}
+    (pooling_model / "config.json").write_text(json.dumps(config))
+    assert embed(cli, pooling_model, "a" * 700, "b").host.options.limits.max_num_tokens == 700
+    assert embed(cli, pooling_model, "a", "b").host.options.limits.max_num_tokens == 512
 
 
 def test_refusals_and_errors_of_the_host(cli: Cli, pooling_model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from trunnion.config import BuildContext, ExecutorConfig, PoolingConfig
 from trunnion.contract import Limits, OutputKind
 from trunnion.errors import ConfigError, UnsupportedError
 from trunnion.interfaces.model import CausalLM, PoolingModel, output_head, output_kind
-from trunnion.layers.pooling import LastTokenPooling
+from trunnion.layers.pooling import LastTokenPooling, SequencePooling, mean_so_far, rows_of_first_tokens
 from trunnion.pooling import read_pooling
 from trunnion.reference.hardware import ReferenceHardware
 from trunnion.runner.model_executor import ModelExecutor
@@ -72,7 +73,7 @@ def test_last_token_pooling_in_old_and_new_spelling(tmp_path: Path, prefix: str,
 @pytest.mark.parametrize(
     ("pooling", "named"),
     [
-        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode_cls_token": True, "pooling_mode_lasttoken": True}, "cls and lasttoken"),
         ({"pooling_mode": "weightedmean"}, "weightedmean"),
         ({"pooling_mode": ["lasttoken", "max"]}, "lasttoken and max"),
@@ -81,8 +82,36 @@ def test_last_token_pooling_in_old_and_new_spelling(tmp_path: Path, prefix: str,
 )
 def test_other_pooling_modes_are_refused_by_name(tmp_path: Path, pooling: dict[str, Any], named: str) -> None:
     write_modules(tmp_path, "Transformer", "Pooling", pooling=pooling)
-    with pytest.raises(UnsupportedError, match=rf"pooling mode {named} is not supported; choices: lasttoken$"):
+    with pytest.raises(
+        UnsupportedError, match=rf"pooling mode {named} is not supported; choices: lasttoken, cls, mean$"
+    ):
         read_pooling(tmp_path)
+
+
+@pytest.mark.parametrize(("flag", "mode"), [("pooling_mode_cls_token", "cls"), ("pooling_mode_mean_tokens", "mean")])
+def test_pooling_of_encoders(tmp_path: Path, flag: str, mode: str) -> None:
+    write_modules(tmp_path, "Transformer", "Pooling", pooling={flag: True, "pooling_mode_lasttoken": False})
+    assert read_pooling(tmp_path) == PoolingConfig(mode=mode, normalize=False)
+
+
+def test_a_decoder_pools_its_last_token_and_an_encoder_does_not() -> None:
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32)
+    with pytest.raises(UnsupportedError, match=r"pooling mode mean of a decoder is not supported; choices: lasttoken$"):
+        LastTokenPooling(ctx=replace(ctx, pooling=PoolingConfig(mode="mean", normalize=True)))
+    with pytest.raises(UnsupportedError, match=r"mode lasttoken of an encoder is not supported; choices: cls, mean$"):
+        SequencePooling(ctx=replace(ctx, pooling=PoolingConfig(normalize=True)))
+
+
+def test_sequences_pool_their_own_rows_only() -> None:
+    hidden = torch.arange(12.0).view(6, 2)
+    positions = torch.tensor([0, 1, 2, 0, 0, 1], dtype=torch.int32)
+    lasts = [2, 3, 5]
+    assert rows_of_first_tokens(hidden, positions)[lasts].equal(hidden[[0, 3, 4]])
+    expected = torch.stack([hidden[:3].mean(0), hidden[3], hidden[4:].mean(0)])
+    assert torch.allclose(mean_so_far(hidden, positions)[lasts], expected)
+    # A neighbour that is not finite stays where it is.
+    hidden[3] = torch.nan
+    assert torch.allclose(mean_so_far(hidden, positions)[[2, 5]], expected[[0, 2]])
 
 
 @pytest.mark.parametrize("names", [("Transformer",), ("Transformer", "Pooling", "Dense"), ("Pooling", "Transformer")])

@@ -14,5 +14,5 @@ class XLMRobertaConfig(BertConfig):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""
-        padding = config.get("pad_token_id", 1)
+        padding = config.get("pad_token_id")
         return cls(**read_encoder_fields(cls, config, position_offset=1 + (1 if padding is None else padding)))

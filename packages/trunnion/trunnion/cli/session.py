@@ -19,7 +19,7 @@ from trunnion.config import DTYPES, KV_CACHE_DTYPES
 from trunnion.contract import Limits
 from trunnion.ops.registry import declined
 from trunnion.registry import hardware_names
-from trunnion.text.model_text import ModelText, load_model_text, resolve_model
+from trunnion.text.model_text import ModelText, Task, load_model_text, resolve_model
 from trunnion.text.stop_strings import StopStrings
 
 OpenHost = Callable[[HostOptions], Host]
@@ -106,29 +106,27 @@ def print_figures(host: Host, *, table: bool) -> None:
 class ModelPlan:
     """The text side of a model: texts can be read and checked before the weights are."""
 
-    def __init__(self, options: ModelOptions, *, pools: bool) -> None:
+    def __init__(self, options: ModelOptions, task: Task) -> None:
         self.options = options
         if options.hardware not in hardware_names():
             installed = ", ".join(hardware_names()) or "none"
             raise UsageProblem(f"unknown hardware {options.hardware!r}; installed: {installed}")
         self.text = load_model_text(resolve_model(options.model))
-        if pools != (self.text.pooling is not None):
-            if pools:
-                role = "is a language model (no modules.json says how to pool): use trunnion generate or chat"
-            else:
-                role = "pools embeddings (modules.json): use trunnion embed"
-            raise UsageProblem(f"{self.text.path} {role}")
+        if self.text.task is not task:
+            raise UsageProblem(f"{self.text.path} {self.text.task.value}")
         if options.encoder_rows is not None and not takes_images(self.text.path):
             raise UsageProblem(f"--encoder-rows {options.encoder_rows} is for models with a vision tower")
         self.max_model_len = resolve_max_model_len(options.max_model_len, self.text.max_position)
 
     @contextmanager
-    def open_host(self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int, encoder_rows: int = 0) -> Iterator[Host]:
-        """Load the model; `num_seqs`, `kv_blocks` and `encoder_rows` are defaults that options override."""
+    def open_host(
+        self, open_host: OpenHost, *, num_seqs: int, kv_blocks: int, num_tokens: int = 0, encoder_rows: int = 0
+    ) -> Iterator[Host]:
+        """Load the model; what is given are defaults that options override, `num_tokens` at least the usual one."""
         options = self.options
         max_num_seqs = options.max_num_seqs or num_seqs
         rows = max_num_seqs * (1 + options.drafts)
-        max_num_tokens = options.max_num_tokens or max(DEFAULT_NUM_TOKENS, rows)
+        max_num_tokens = options.max_num_tokens or max(DEFAULT_NUM_TOKENS, num_tokens, rows)
         if max_num_tokens < max_num_seqs:
             raise UsageProblem(f"--max-num-tokens {max_num_tokens} is below the {max_num_seqs} requests of a step")
         # No step can be larger, and buffers are sized from it.
@@ -171,7 +169,7 @@ class SessionPlan(ModelPlan):
     """The text side of a session, and how it samples."""
 
     def __init__(self, options: ModelOptions, sampling: SamplingOptions) -> None:
-        super().__init__(options, pools=False)
+        super().__init__(options, Task.GENERATE)
         self.prompts = Prompts(self.text)
         self.sampling = sampling.resolve(self.text.sampling)
         self.stop = sampling.stop

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trunnion.config import PoolingConfig
 from trunnion.errors import ConfigError
-from trunnion.hf_config import eos_token_ids, read_config, read_generation_config, text_config
+from trunnion.hf_config import eos_token_ids, max_positions, read_config, read_generation_config
 from trunnion.pooling import read_pooling
 from trunnion.text.gguf_metadata import read_gguf_metadata
 from trunnion.text.sample_model import SAMPLE_MODELS, find_sample_model
 from trunnion.text.tokenizer import TextTokenizer, gguf_tokenizer, load_folder_tokenizer
 
+CLASSIFIER = "ForSequenceClassification"
+"""How transformers' names of classifiers end."""
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NOT_APPLIED = {
     "repetition_penalty": 1.0,
@@ -26,6 +28,14 @@ _NOT_APPLIED = {
     "encoder_repetition_penalty": 1.0,
 }
 """Fields of generation_config.json that this host does not apply, with the value that asks for nothing."""
+
+
+class Task(Enum):
+    """What a model is for; the value says how its folder tells, and with which command it runs."""
+
+    GENERATE = "is a language model (no modules.json says how to pool): use trunnion generate or chat"
+    EMBED = "pools embeddings (modules.json): use trunnion embed"
+    SCORE = "is a classifier (its architecture): use trunnion rerank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +60,7 @@ class ModelText:
     end_ids: tuple[int, ...]
     max_position: int | None
     """Longest sequence the model was made for."""
-    pooling: PoolingConfig | None = None
-    """How it pools embeddings; None: it is a language model."""
+    task: Task = Task.GENERATE
 
 
 def resolve_model(name: str) -> Path:
@@ -120,8 +129,8 @@ def _from_folder(path: Path) -> ModelText:
         tokenizer=tokenizer,
         sampling=_sampling(generation),
         end_ids=eos_token_ids(config, generation) or (() if own is None else (own,)),
-        max_position=text_config(config).get("max_position_embeddings"),
-        pooling=read_pooling(path),
+        max_position=max_positions(config),
+        task=_task(path, config),
     )
 
 
@@ -136,6 +145,13 @@ def _from_gguf(path: Path) -> ModelText:
         end_ids=tuple(dict.fromkeys(id for id in ends if id is not None)),
         max_position=metadata.get(f"{metadata.get('general.architecture')}.context_length"),
     )
+
+
+def _task(path: Path, config: Mapping[str, Any]) -> Task:
+    if read_pooling(path) is not None:
+        return Task.EMBED
+    names = config.get("architectures") or ()
+    return Task.SCORE if any(str(name).endswith(CLASSIFIER) for name in names) else Task.GENERATE
 
 
 def _sampling(generation: Mapping[str, Any]) -> SamplingDefaults:

@@ -45,6 +45,20 @@ class TextTokenizer:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
         return [*self._leading_ids, *self.backend.encode(text, add_special_tokens=False).ids, *self._trailing_ids]
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts, joined by the tokenizer's own rule.
+
+        Raises:
+            ConfigError: the rule tells the texts apart by the types of tokens, which nobody is told of here.
+        """
+        encoding = self.backend.encode(first, second, add_special_tokens=True)
+        if any(encoding.type_ids):
+            raise ConfigError(
+                "the tokenizer tells the two texts of a pair apart by token types, which are not supported; models of "
+                "RoBERTa's kind have none"
+            )
+        return list(encoding.ids)
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the model's answer begins.
 
