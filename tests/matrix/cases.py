@@ -80,8 +80,8 @@ def cases(hardware: str) -> list[Case]:
 
 
 def quick_cards() -> list[Card]:
-    """The cards that run with every change, but for drafts, which do not run alone: one per family and its pooling."""
-    return [card for card in cards() if card.quick and not card.draft]
+    """The cards that run with every change and whose tokens may come in any pieces, alone: no drafts, no encoders."""
+    return [card for card in cards() if card.quick and not card.draft and not card.whole_prompts]
 
 
 def load_hardware(choice: str) -> str:

@@ -15,7 +15,7 @@ from trunnion import registry
 from .bench import Comparison, load_bench
 from .cases import cards, load_hardware
 from .hf_reference import Reference
-from .modes import MODES
+from .modes import modes_of
 
 MODES_OF_RANKS = ("whole", "mixed")
 
@@ -33,10 +33,11 @@ def main(hardware: str, rank: int, size: int, folder: Path) -> int:
         store = f"file://{saved.parent / 'store'}"
         place = {"tp_rank": rank, "tp_size": size, "tp_init_method": store, "device_index": device}
         bench = load_bench(card, name, "float32", reference, **place)
-        for mode in MODES_OF_RANKS:
+        modes = modes_of(card)
+        for mode in modes if card.whole_prompts else MODES_OF_RANKS:
             bench.host.reset(seed=0)
             seen = Comparison(bench)
-            MODES[mode](bench, seen)
+            modes[mode](bench, seen)
             try:
                 seen.check(ranks=size)
             except AssertionError as error:

@@ -20,6 +20,10 @@ from .hf_reference import build_reference
 
 TESTS = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 240
+CARDS_AT_ONCE = 8
+"""Processes start once for so many cards."""
+QUICK = [card for card in cards() if card.quick]
+PARTS = [QUICK[first : first + CARDS_AT_ONCE] for first in range(0, len(QUICK), CARDS_AT_ONCE)]
 
 
 def ranks_fit(card: Card, size: int) -> bool:
@@ -34,13 +38,16 @@ def num_devices(hardware: Hardware) -> float:
 
 # 4 ranks: more than the KV heads of most cards, and 131 tokens divide over neither.
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_every_rank_returns_the_logits_of_the_reference(size: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0].name}-to-{part[-1].name}")
+def test_every_rank_returns_the_logits_of_the_reference(
+    part: list[Card], size: int, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     choice = str(pytestconfig.getoption("--hardware"))
     if (count := num_devices(registry.hardware(load_hardware(choice)))) < size:
         pytest.skip(f"{size} ranks need a device each, and there are {count}")
     listed = unsupported(registry.hardware(load_hardware(choice)).name)
-    for card in cards():
-        if card.quick and ranks_fit(card, size) and card.name not in listed:
+    for card in part:
+        if ranks_fit(card, size) and card.name not in listed:
             reference = build_reference(card, torch.float32, tmp_path / card.name)
             torch.save(
                 (reference.logits, reference.sequences, reference.positions), tmp_path / card.name / "reference.pt"
