@@ -27,8 +27,8 @@ PARTS = [QUICK[first : first + CARDS_AT_ONCE] for first in range(0, len(QUICK), 
 
 
 def ranks_fit(card: Card, size: int) -> bool:
-    """Whether the card's heads can be cut: a delta net's key heads are not shared between ranks."""
-    return card.config.get("linear_num_key_heads", size) % size == 0
+    """Whether the card's heads can be cut: query heads, and a delta net's key heads, are not shared between ranks."""
+    return all(card.config.get(name, size) % size == 0 for name in ("num_attention_heads", "linear_num_key_heads"))
 
 
 def num_devices(hardware: Hardware) -> float:

@@ -101,7 +101,10 @@ def serve_and_watch(
     card: Card, checkpoint: Callable[[Card], Path], monkeypatch: pytest.MonkeyPatch, *, overlap: bool
 ) -> None:
     """Decode three requests through the host, and hold what was seen of 200 steps against what they may cost."""
-    config = {**card.config, "max_position_embeddings": MAX_MODEL_LEN}
+    longer = {"max_position_embeddings": MAX_MODEL_LEN}
+    config = {**card.config, **longer}
+    if "text_config" in card.config:
+        config = {**card.config, "text_config": {**card.config["text_config"], **longer}}
     card = dataclasses.replace(card, name=f"{card.name}-served", config=config, max_model_len=MAX_MODEL_LEN)
     hardware = registry.load_hardware_from(Path(__file__).parent / "trunnion_sim")
     assert isinstance(hardware, SimHardware)
