@@ -97,6 +97,13 @@ def encoder_rows(card: Card, num_seqs: int) -> int:
     return 2 * num_seqs * len(card.images) * largest
 
 
+def _rounds_alike(card: Card, ranks: int) -> bool:
+    """Whether ranks round activations as one does: each rounds its own features, by the scale of those in its block."""
+    block = (card.quantization or {}).get("weight_block_size")
+    widths = [card.config.get(name, 0) for name in ("intermediate_size", "moe_intermediate_size")]
+    return ranks == 1 or (block is not None and all(width % (ranks * block[1]) == 0 for width in widths))
+
+
 class Comparison:
     """Collects rows of logits beside the reference's, and judges them together."""
 
@@ -133,9 +140,7 @@ class Comparison:
             relative, allowed = float(rows.max()), card.fp32_tolerance
             if card.rounds:
                 median, allowed = float(rows.median()), ROUNDED_TOLERANCE
-                # Of several ranks each rounds its own features, which have a scale of their own without blocks.
-                rounds_alike = ranks == 1 or "weight_block_size" in (card.quantization or {})
-                assert not rounds_alike or median <= card.fp32_tolerance, (
+                assert not _rounds_alike(card, ranks) or median <= card.fp32_tolerance, (
                     f"{card.name}: half of the rows are off by {median:.2e} of the largest logit or more, "
                     f"allowed {card.fp32_tolerance:.0e}"
                 )
