@@ -55,8 +55,8 @@ def modules() -> list[Callable[[], object]]:
 
 
 def nightly_modules() -> list[Callable[[], object]]:
-    """Decode and prefill over caches in float8, with sinks without and with window; decode with window and soft cap,
-    prefill with a soft cap alone."""
+    """Decode and prefill over caches in float8, with sinks without and with window; with a window alone; decode with
+    window and soft cap, prefill with a soft cap alone."""
     import flashinfer
     from flashinfer.decode import get_batch_decode_module
     from flashinfer.prefill import get_batch_prefill_module
@@ -80,6 +80,8 @@ def nightly_modules() -> list[Callable[[], object]]:
     return [
         lambda: get_batch_decode_module(*narrow, False, False),
         lambda: get_batch_prefill_module("fa2", *narrow, False, False, False, False),
+        lambda: get_batch_decode_module(*wide, True, False),
+        lambda: get_batch_prefill_module("fa2", *wide, True, False, False, False),
         lambda: get_batch_decode_module(*wide, True, True),
         lambda: get_batch_prefill_module("fa2", *wide, False, True, False, False),
         lambda: sinks(-1),

@@ -17,13 +17,15 @@ from trunnion_cuda.kernels import kernels
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, recorded_launches
 
 TIMEOUT_SECONDS = 280
+ALL_SECONDS = 3600
+"""Of every configuration of every kernel for one architecture, where nothing is kept from an earlier run."""
 
 
-def compile_cases(tmp_path: Path, *options: str) -> list[dict]:
+def compile_cases(tmp_path: Path, *options: str, timeout: float = TIMEOUT_SECONDS) -> list[dict]:
     """In a process of its own: Triton's driver is the whole process's."""
     file = tmp_path / "lines.json"
     command = (sys.executable, "-m", "trunnion_cuda.compile", *options, "--json", str(file))
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-3000:]
     return json.loads(file.read_text())
 
@@ -45,17 +47,19 @@ def test_quick_tilelang_kernels_compile(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(ALL_SECONDS)
 @pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 def test_every_configuration_compiles(architecture: str, tmp_path: Path) -> None:
-    lines = compile_cases(tmp_path, "--arch", architecture, "--without-tilelang")
+    lines = compile_cases(tmp_path, "--arch", architecture, "--without-tilelang", timeout=ALL_SECONDS)
     assert {line["case"] for line in lines} == {case.name for case in cases() if architecture in case.architectures}
     assert all(line["shared"] <= SHARED_MEMORY[architecture] for line in lines)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(ALL_SECONDS)
 @pytest.mark.parametrize("case", [case.name for case in tile_cases()])
 def test_every_tilelang_configuration_compiles(case: str, tmp_path: Path) -> None:
-    assert compile_cases(tmp_path, "--case", case)
+    assert compile_cases(tmp_path, "--case", case, timeout=ALL_SECONDS)
 
 
 def _line(**changes: object) -> Line:
