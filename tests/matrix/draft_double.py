@@ -75,9 +75,18 @@ class FollowedHost(HostDouble):
     def add(self, tokens: Sequence[int]) -> Request:
         """`tokens` begin one of the sequences, which says what the token after the last one is."""
         request = super().add(tokens)
-        known = next(sequence for sequence in self._sequences if sequence[: len(tokens)] == list(tokens))
-        self._followers[id(request)] = self._draft.add(known[1 : len(tokens) + 1])
+        self._followers[id(request)] = self._draft.add(self._shifted(tokens))
         return request
+
+    def fork(self, source: Request, tokens: Sequence[int], cached: int) -> Request:
+        """A hit is one for the draft too: what it cached for these rows, it cached of the same tokens."""
+        request = super().fork(source, tokens, cached)
+        self._followers[id(request)] = self._draft.fork(self._followers[id(source)], self._shifted(tokens), cached)
+        return request
+
+    def _shifted(self, tokens: Sequence[int]) -> list[int]:
+        known = next(sequence for sequence in self._sequences if sequence[: len(tokens)] == list(tokens))
+        return known[1 : len(tokens) + 1]
 
     @contextmanager
     def with_events(self) -> Iterator[None]:
