@@ -25,6 +25,7 @@ from transformers.utils import logging
 from trunnion.config import PoolingConfig
 from trunnion_models.card import Card
 
+from .deepseek_mtp_reference import PARTS, DeepseekMTPReference
 from .hf_encoders import encoder_class, rows_of_prefixes
 from .hf_images import Images, make_images, place, positions_of, run_with_images
 from .mtp_reference import MTPReference
@@ -151,17 +152,26 @@ def _write_sentence_transformers_files(pooling: PoolingConfig, folder: Path) -> 
     )
 
 
-def load_head(folder: Path, dtype: torch.dtype) -> MTPReference:
+Head = MTPReference | DeepseekMTPReference
+
+
+def make_head(config: PreTrainedConfig) -> Head:
+    """The head that drafts for the decoder with `config`."""
+    return DeepseekMTPReference(config) if config.model_type in PARTS else MTPReference(config)
+
+
+def load_head(folder: Path, dtype: torch.dtype) -> Head:
     """The head of the checkpoint in `folder`."""
-    head = MTPReference(AutoConfig.from_pretrained(folder))
+    head = make_head(AutoConfig.from_pretrained(folder))
     head.load_published(load_file(folder / "model.safetensors"))
     return head.to(dtype).eval()
 
 
-def save_with_head(folder: Path, head: MTPReference) -> None:
+def save_with_head(folder: Path, head: Head) -> None:
     """Add a head's tensors to the target's checkpoint in `folder`, in one file and named as the published ones are."""
     file = folder / "model.safetensors"
-    save_file({**load_file(file), **head.published()}, file, metadata={"format": "pt"})
+    tensors = load_file(file)
+    save_file({**tensors, **head.published(tensors)}, file, metadata={"format": "pt"})
 
 
 def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -243,12 +253,9 @@ def random_model(card: Card) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def _random_head(config: PreTrainedConfig) -> MTPReference:
-    head = MTPReference(config)
+def _random_head(config: PreTrainedConfig) -> Head:
+    head = make_head(config)
     generator = torch.Generator().manual_seed(SEED + 1)
-    for parameter in head.parameters():
-        if parameter.dim() == 1:
-            parameter.zero_()
     _randomise_all(head, generator)
     return head
 

@@ -66,8 +66,8 @@ class MTPReference(nn.Module):
                 own[name] = tensors[f"mtp.{name}"]
         self.load_state_dict(own)
 
-    def published(self) -> dict[str, torch.Tensor]:
-        """The head's tensors as published checkpoints name them, one per expert."""
+    def published(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The head's tensors as published checkpoints name them, one per expert; none are copies of the `target`'s."""
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self.state_dict().items():
             if name.endswith("experts.gate_up_proj"):

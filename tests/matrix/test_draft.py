@@ -318,7 +318,7 @@ def test_a_checkpoint_without_a_head_is_named(
         ModelExecutor.create(draft, share_with=target)
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(
-        UnsupportedError, match="no draft head for architecture 'LlamaForCausalLM'; supported: Qwen3Next"
+        UnsupportedError, match=r"no draft head for architecture 'LlamaForCausalLM'; supported: .*Qwen3Next"
     ):
         ModelExecutor.create(draft, share_with=target)
 

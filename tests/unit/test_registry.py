@@ -177,7 +177,8 @@ def test_an_architecture_without_a_head_is_named_with_the_choices() -> None:
     with pytest.raises(UnsupportedError) as caught:
         registry.draft_class({"architectures": ["LlamaForCausalLM"]})
     assert str(caught.value) == (
-        "there is no draft head for architecture 'LlamaForCausalLM'; supported: Qwen3NextForCausalLM"
+        "there is no draft head for architecture 'LlamaForCausalLM'; "
+        "supported: DeepseekV3ForCausalLM, Glm4MoeForCausalLM, Qwen3NextForCausalLM"
     )
     with pytest.raises(ConfigError, match="names no architecture"):
         registry.draft_class({"architectures": []})

@@ -10,10 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trunnion.config import ExecutorConfig
-from trunnion.contract import Limits
-from trunnion.errors import WeightsError
+from trunnion.config import BuildContext, ExecutorConfig
+from trunnion.contract import Limits, Role
+from trunnion.errors import UnsupportedError, WeightsError
+from trunnion.reference import ReferenceHardware
 from trunnion.runner.load_model import LoadedModel, load_model
+from trunnion.runner.model_executor import ModelExecutor
+from trunnion_models.deepseek_v3.config import DeepseekV3Config
+from trunnion_models.deepseek_v3.mtp import DeepseekV3MTP
 
 HIDDEN, Q_RANK, HEADS, EXPERTS, INTERMEDIATE, VOCAB = 256, 192, 2, 4, 128, 131
 CONFIG: dict[str, Any] = {
@@ -98,11 +102,17 @@ def tensors() -> Tensors:
     return decoder | plain("model.embed_tokens", VOCAB, HIDDEN) | plain("lm_head", VOCAB, HIDDEN) | head()
 
 
-def load(folder: Path, tensors: Tensors) -> LoadedModel:
+LIMITS = Limits(max_num_tokens=8, max_num_seqs=1, max_model_len=8, max_logits_rows=1, block_size=4)
+
+
+def write(folder: Path, tensors: Tensors) -> None:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    limits = Limits(max_num_tokens=8, max_num_seqs=1, max_model_len=8, max_logits_rows=1, block_size=4)
-    return load_model(ExecutorConfig(model=folder, hardware="cpu", limits=limits), None, None)
+
+
+def load(folder: Path, tensors: Tensors) -> LoadedModel:
+    write(folder, tensors)
+    return load_model(ExecutorConfig(model=folder, hardware="cpu", limits=LIMITS), None, None)
 
 
 def test_the_decoder_is_loaded_and_the_heads_tensors_are_accounted_for(tensors: Tensors, tmp_path: Path) -> None:
@@ -132,6 +142,38 @@ def test_weights_and_scales_lie_where_they_belong(tensors: Tensors, tmp_path: Pa
         assert torch.equal(sparse.experts.w13[expert].float(), torch.cat(parts).float())
         scales = [tensors[f"{base}.mlp.experts.{expert}.{part}_proj.weight_scale_inv"] for part in ("gate", "up")]
         assert torch.equal(sparse.experts.w13_weight_scale_inv[expert], torch.cat(scales))
+
+
+def test_the_head_is_loaded_beside_its_target(tensors: Tensors, tmp_path: Path) -> None:
+    """In FP8 as published, with its copies of what it shares left out."""
+    write(tmp_path, tensors)
+    options: dict[str, Any] = {"model": tmp_path, "hardware": "cpu", "limits": LIMITS}
+    target = ModelExecutor.create(ExecutorConfig(**options, keep_hidden=True))
+    draft = ModelExecutor.create(ExecutorConfig(**options, role=Role.DRAFT), share_with=target)
+    try:
+        ignored = draft.weight_report.ignored
+        base = f"model.layers.{HEAD}"
+        copies = {f"{base}.embed_tokens.weight", f"{base}.shared_head.head.weight"}
+        assert set(ignored["a copy of the decoder's"]) == copies
+        decoders = {name for name in tensors if name.startswith(("model.layers.0.", "model.layers.1.", "model.norm"))}
+        assert set(ignored["of the decoder that is drafted for"]) == decoders
+        assert set(ignored["shared with the target"]) == {"model.embed_tokens.weight", "lm_head.weight"}
+        assert draft.weight_report.num_used == len(tensors) - len(copies) - len(decoders) - 2
+        head = draft.model.mtp
+        assert torch.equal(head.norm.weight, tensors[f"{base}.shared_head.norm.weight"])
+        assert torch.equal(head.eh_proj.weight, tensors[f"{base}.eh_proj.weight"])
+        ragged = tensors[f"{base}.self_attn.kv_a_proj_with_mqa.weight_scale_inv"]
+        assert torch.equal(head.layers[0].self_attn.kv_a_proj_with_mqa.weight_scale_inv, ragged)
+    finally:
+        draft.close()
+        target.close()
+
+
+def test_no_head_is_refused_by_name() -> None:
+    config = DeepseekV3Config.from_hf({**CONFIG, "num_nextn_predict_layers": 0})
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedError, match="num_nextn_predict_layers 0 is not supported; choices: 1"):
+        DeepseekV3MTP(config, ctx)
 
 
 def test_a_layer_behind_the_heads_is_unexpected(tensors: Tensors, tmp_path: Path) -> None:

@@ -43,12 +43,13 @@ _LATENTS: dict[str, Any] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """As published, and what vendors' kernels take."""
 
 
-def _deepseek(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Card:
+def _deepseek(name: str, notes: str, *, quick: bool = False, draft: bool = False, **changes: Any) -> Card:
     return Card(
         name=f"deepseek_v3-{name}",
         architecture="DeepseekV3ForCausalLM",
         config=_BASE | changes,
         quick=quick,
+        draft=draft,
         notes=notes,
     )
 
@@ -97,5 +98,13 @@ CARDS: tuple[Card, ...] = (
             "activation_scheme": "dynamic",
             "weight_block_size": [128, 128],
         },
+    ),
+    _deepseek(
+        "draft",
+        "the layer after the decoder's last one, on the decoder's hidden states",
+        quick=True,
+        draft=True,
+        rope_parameters=_YARN,
+        **_LATENTS,
     ),
 )

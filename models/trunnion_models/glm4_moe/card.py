@@ -28,12 +28,13 @@ _BASE: dict[str, Any] = {
 }
 
 
-def _glm4_moe(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Card:
+def _glm4_moe(name: str, notes: str, *, quick: bool = False, draft: bool = False, **changes: Any) -> Card:
     return Card(
         name=f"glm4_moe-{name}",
         architecture="Glm4MoeForCausalLM",
         config=_BASE | changes,
         quick=quick,
+        draft=draft,
         notes=notes,
     )
 
@@ -57,5 +58,12 @@ CARDS: tuple[Card, ...] = (
         n_shared_experts=2,
         norm_topk_prob=False,
         tie_word_embeddings=True,
+    ),
+    _glm4_moe(
+        "draft",
+        "the layer after the decoder's last one, on the decoder's hidden states",
+        quick=True,
+        draft=True,
+        head_dim=64,
     ),
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from trunnion.weights.name_map import COMMON_IGNORE, ExpertRule, WeightMap
+from trunnion_models.deepseek_v3.weights import DRAFT_IGNORE, DRAFT_RENAME
 
 WEIGHT_MAP = WeightMap(
     experts=(ExpertRule(block="mlp.experts"),),
@@ -12,3 +15,5 @@ WEIGHT_MAP = WeightMap(
     },
     ignore=(*COMMON_IGNORE, (r"^model\.layers\.<num_hidden_layers>", "of the draft head")),
 )
+
+DRAFT_WEIGHT_MAP = dataclasses.replace(WEIGHT_MAP, ignore=DRAFT_IGNORE, rename=DRAFT_RENAME)

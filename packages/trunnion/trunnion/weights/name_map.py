@@ -125,8 +125,8 @@ class WeightMap:
     """(pattern, reason): the whole checkpoint is refused."""
     ignore: Rules = COMMON_IGNORE
     """(pattern, reason): the tensor is known and not used. Matched on the checkpoint's name and on the renamed one.
-    `<field>` in a pattern stands for a field of the configuration, such as `<num_hidden_layers>` for the layer of a
-    head that drafts: see `for_config`."""
+    `<field>` in a pattern, here and in `rename`, stands for a field of the configuration, such as
+    `<num_hidden_layers>` for the layer of a head that drafts: see `for_config`."""
     prefixes: Rules = COMMON_PREFIXES
     """(pattern, replacement), applied in order: where the decoder sits in the checkpoint."""
     rename: Rules = ()
@@ -141,13 +141,16 @@ class WeightMap:
     """Parameter -> the parameter it may share; optional in the checkpoint when the model shares it."""
 
     def for_config(self, config: object) -> WeightMap:
-        """The map of a model with `config`, whose fields `ignore` may name."""
+        """The map of a model with `config`, whose fields the patterns of `ignore` and `rename` may name."""
 
         def value(match: re.Match[str]) -> str:
             return re.escape(str(getattr(config, match.group(1))))
 
-        ignore = tuple((re.sub(r"<(\w+)>", value, pattern), reason) for pattern, reason in self.ignore)
-        return dataclasses.replace(self, ignore=ignore)
+        ignore, rename = (
+            tuple((re.sub(r"<(\w+)>", value, pattern), to) for pattern, to in rules)
+            for rules in (self.ignore, self.rename)
+        )
+        return dataclasses.replace(self, ignore=ignore, rename=rename)
 
     def resolve(self, name: str) -> list[Target] | Ignored | Refused:
         """Where the checkpoint tensor `name` goes. Does not know which parameters exist."""
