@@ -67,6 +67,11 @@ class Card:
     bf16_ratio: float = BF16_RATIO
 
     @property
+    def vocab_size(self) -> int:
+        """Of the decoder, beside a tower too."""
+        return int(self.config.get("text_config", self.config)["vocab_size"])
+
+    @property
     def rounds(self) -> bool:
         """Whether values are rounded to few on their way through the model."""
         return self.rounds_activations or self.kv_cache_dtype != "auto"

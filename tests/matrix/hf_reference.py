@@ -102,7 +102,7 @@ def sensitivity(reference: Reference) -> float:
     """How much the third row's logits change with the first token, relative to their size: 0 if nothing is attended."""
     ids = torch.tensor(reference.sequences)
     changed = ids.clone()
-    changed[:, 0] = (changed[:, 0] + 1 - LEAST_ID) % (_vocab_size(reference.card) - LEAST_ID) + LEAST_ID
+    changed[:, 0] = (changed[:, 0] + 1 - LEAST_ID) % (reference.card.vocab_size - LEAST_ID) + LEAST_ID
     difference = _rows(reference.folder, torch.float32, changed, reference.card)[:, 2] - reference.logits[:, 2]
     return float(difference.abs().max() / reference.logits.abs().max())
 
@@ -202,13 +202,13 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
     if card.whole_prompts:
         shape = (len(card.seq_lens), card.max_model_len)
-        return torch.randint(LEAST_ID, _vocab_size(card), shape, generator=generator)
+        return torch.randint(LEAST_ID, card.vocab_size, shape, generator=generator)
     model = load_reference(folder, torch.float32)
     head = load_head(folder, torch.float32) if card.draft else None
     named = [*model.named_modules(), *(head.named_modules() if head is not None else ())]
     found = list(routers(named).values())
     shape = (len(card.seq_lens) * (CANDIDATES if found else 1), card.max_model_len)
-    ids = torch.randint(0, _vocab_size(card), shape, generator=generator)
+    ids = torch.randint(0, card.vocab_size, shape, generator=generator)
     if not found:
         return ids
     gaps: list[torch.Tensor] = []
@@ -225,10 +225,6 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
         smallest[chosen] = -1.0
         chosen.append(int(smallest.argmax()))
     return ids[chosen]
-
-
-def _vocab_size(card: Card) -> int:
-    return int(card.config.get("text_config", card.config)["vocab_size"])
 
 
 def random_model(card: Card) -> PreTrainedModel:

@@ -72,7 +72,7 @@ class Rig:
         self.host = DraftHost(self.executor, num_blocks, seed, hardware.stream)
         # Token 0 is what padding rows hold; no request uses it, so that tests may make its embedding NaN.
         self.rng = random.Random(seed)
-        self.vocab = range(1, card.config["vocab_size"])
+        self.vocab = range(1, card.vocab_size)
 
     @property
     def runner(self) -> GraphRunner:
