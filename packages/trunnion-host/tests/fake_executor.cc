@@ -475,6 +475,10 @@ void trn_executor::compute(const trn_forward_batch& batch, bool ruin) {
     for (const GroupState& group : groups) {
       if (group.spec.kind != TRN_CACHE_RECURRENT) hash = mix(hash, context(group, request, place(request, token)));
     }
+    // Without a cache a row sees its request's tokens of the step, and no others.
+    for (int32_t t = query_start_loc[request]; groups.empty() && t < query_start_loc[request + 1]; ++t) {
+      hash = mix(hash, uint64_t(input_ids[t]));
+    }
     for (int32_t id = 0; id < width(); ++id) {
       float& value = logits[size_t(n) * width() + id];
       value = input_ids[token] == config.nan_token ? NAN : float(mix(hash, uint64_t(id)) >> 40) / 2097152.0f - 4.0f;
@@ -492,8 +496,8 @@ void trn_executor::keep_hidden(const trn_forward_batch& batch) {
         hidden[t].push_back(input_ids[t]);
         continue;
       }
+      if (groups.empty() || groups[0].spec.kind != TRN_CACHE_FULL) continue;
       const GroupState& group = groups[0];
-      if (group.spec.kind != TRN_CACHE_FULL) continue;
       for (int32_t j = 0; j <= positions[t]; ++j) {
         const int32_t block = group.block_table[size_t(b) * group.width + j / limits.block_size];
         hidden[t].push_back(group.tokens[size_t(block) * limits.block_size + j % limits.block_size]);

@@ -14,6 +14,7 @@ namespace {
 const char* off_reason(const HostOptions& options, const trn_model_info& model, const std::vector<CacheGroup>& groups) {
   if (!options.prefix_caching) return "off by option";
   if (model.needs_whole_prompts != 0) return "a model that needs whole prompts computes nothing from a prefix";
+  if (groups.empty()) return "the model caches nothing";
   for (const CacheGroup& group : groups) {
     if (group.recurrent()) return "a recurrent group keeps one state per request, not one per block";
   }
