@@ -58,6 +58,15 @@ def set_placements(parameter: torch.Tensor, placements: Mapping[str, Placement])
     parameter.trunnion_placements = dict(placements)  # type: ignore[attr-defined]
 
 
+def add_parameter(
+    module: torch.nn.Module, name: str, size: tuple[int, ...], dtype: torch.dtype, placements: Mapping[str, Placement]
+) -> None:
+    """Register an empty parameter of `module`, and where its parts come from."""
+    parameter = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+    module.register_parameter(name, parameter)
+    set_placements(parameter, placements)
+
+
 def placements_of(parameter: torch.Tensor) -> Mapping[str, Placement]:
     """The declared parts, or one that takes the whole tensor."""
     declared: Mapping[str, Placement] | None = getattr(parameter, "trunnion_placements", None)

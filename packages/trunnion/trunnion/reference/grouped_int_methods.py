@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
@@ -11,7 +9,7 @@ import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.interfaces.methods import LinearMethod, LinearShape
 from trunnion.interfaces.quantization import GroupedInt
-from trunnion.interfaces.weights import Placement, set_known, set_placements
+from trunnion.interfaces.weights import Placement, add_parameter, set_known
 from trunnion.ops.grouped_int import dequantise_groups, pack, unpack_wide
 from trunnion.reference.int_layouts import NAMES, scale_recoding, zero_point_recoding
 from trunnion.reference.kept import keep
@@ -45,18 +43,18 @@ class GroupedIntLinearMethod(LinearMethod):
         block = (1, scheme.group_size or full)
         groups = block_scales(shape.placements, size, block, shape.prefix)
         packed_size = (size[0], size[1] * scheme.bits // 8)
-        _register(layer, self.names.weight, packed_size, torch.uint8, packed_placements(scheme, shape.placements))
+        add_parameter(layer, self.names.weight, packed_size, torch.uint8, packed_placements(scheme, shape.placements))
         scales = recoded(groups.placements, scale_recoding(scheme))
-        _register(layer, self.names.scales, groups.shape, shape.dtype, scales)
+        add_parameter(layer, self.names.scales, groups.shape, shape.dtype, scales)
         if scheme.has_zero_points:
             zero_points = recoded(groups.placements, zero_point_recoding(scheme))
-            _register(layer, self.names.zero_points, groups.shape, torch.uint8, zero_points)
+            add_parameter(layer, self.names.zero_points, groups.shape, torch.uint8, zero_points)
         if scheme.is_ordered:
             places = {
                 part: Placement(shape=(full,), target=(index,), per_row=False)
                 for index, part in enumerate(shape.placements)
             }
-            _register(layer, self.names.groups, (len(places), full), torch.int32, places)
+            add_parameter(layer, self.names.groups, (len(places), full), torch.int32, places)
         sizes = {part: place.shape for part, place in shape.placements.items()}
         # The last is of a module that the checkpoint fuses as well.
         whole = sum(rows for rows, _ in sizes.values()), full
@@ -114,11 +112,3 @@ class GroupedIntLinearMethod(LinearMethod):
         values = unpack_wide(weight, self.scheme.bits).index_select(1, layer.feature_order)
         weight.copy_(pack(values, self.scheme.bits))
         listed.fill_(TAKEN)
-
-
-def _register(
-    layer: nn.Module, name: str, size: tuple[int, ...], dtype: torch.dtype, placements: Mapping[str, Placement]
-) -> None:
-    parameter = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-    layer.register_parameter(name, parameter)
-    set_placements(parameter, placements)

@@ -11,7 +11,7 @@ import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.methods import MoEMethod, MoEShape
 from trunnion.interfaces.quantization import GroupedInt
-from trunnion.interfaces.weights import Placement, set_known, set_placements
+from trunnion.interfaces.weights import Placement, add_parameter, set_known
 from trunnion.reference.int_layouts import NAMES, scale_recoding, zero_point_recoding
 from trunnion.reference.packed_placements import check_words, known_tensors, packed_placements, recoded
 from trunnion.reference.scale_placements import block_scales
@@ -59,12 +59,12 @@ class GroupedIntMoEMethod(MoEMethod):
         full = next(iter(placements.values())).shape[1]
         groups = block_scales(placements, size, (1, scheme.group_size or full), prefix, stacked=1)
         packed = (experts, size[0], size[1] * scheme.bits // 8)
-        _register(layer, f"{name}_{self.names.weight}", packed, torch.uint8, packed_placements(scheme, placements))
+        add_parameter(layer, f"{name}_{self.names.weight}", packed, torch.uint8, packed_placements(scheme, placements))
         scales = recoded(groups.placements, scale_recoding(scheme))
-        _register(layer, f"{name}_{self.names.scales}", (experts, *groups.shape), shape.dtype, scales)
+        add_parameter(layer, f"{name}_{self.names.scales}", (experts, *groups.shape), shape.dtype, scales)
         if scheme.has_zero_points:
             zeros = recoded(groups.placements, zero_point_recoding(scheme))
-            _register(layer, f"{name}_{self.names.zero_points}", (experts, *groups.shape), torch.uint8, zeros)
+            add_parameter(layer, f"{name}_{self.names.zero_points}", (experts, *groups.shape), torch.uint8, zeros)
         sizes = {part: place.shape for part, place in placements.items()}
         set_known(layer, known_tensors(scheme, sizes, f"{name}_"))
         setattr(layer, f"{name}_group_size", groups.columns)
@@ -72,11 +72,3 @@ class GroupedIntMoEMethod(MoEMethod):
     def _operands(self, layer: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         zero_points = getattr(layer, f"{name}_{self.names.zero_points}") if self.scheme.has_zero_points else None
         return getattr(layer, f"{name}_{self.names.weight}"), getattr(layer, f"{name}_{self.names.scales}"), zero_points
-
-
-def _register(
-    layer: nn.Module, name: str, size: tuple[int, ...], dtype: torch.dtype, placements: Mapping[str, Placement]
-) -> None:
-    parameter = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-    layer.register_parameter(name, parameter)
-    set_placements(parameter, placements)

@@ -11,7 +11,7 @@ import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.methods import MoEMethod, MoEShape
 from trunnion.interfaces.quantization import W8A8, Activations, BlockFP8
-from trunnion.interfaces.weights import Placement, set_placements
+from trunnion.interfaces.weights import Placement, add_parameter
 from trunnion.reference.scale_placements import block_scales, row_scales
 
 
@@ -24,10 +24,10 @@ class BlockFP8MoEMethod(MoEMethod):
     def create(self, layer: nn.Module, shape: MoEShape) -> None:
         blocks = {}
         for name, (size, placements) in _weights(shape).items():
-            _register(layer, name, (shape.num_experts, *size), torch.float8_e4m3fn, placements)
+            add_parameter(layer, name, (shape.num_experts, *size), torch.float8_e4m3fn, placements)
             blocks[name] = block_scales(placements, size, self.scheme.block, f"{shape.prefix}.{name}", stacked=1)
             scale_shape = (shape.num_experts, *blocks[name].shape)
-            _register(layer, self._scale_name(name), scale_shape, torch.float32, blocks[name].placements)
+            add_parameter(layer, self._scale_name(name), scale_shape, torch.float32, blocks[name].placements)
         # The hidden features are never cut.
         assert blocks["w13"].columns == self.scheme.block[1] and blocks["w2"].rows == self.scheme.block[0]
         layer.w13_scale_rows, layer.w2_scale_columns = blocks["w13"].rows, blocks["w2"].columns
@@ -58,9 +58,9 @@ class W8A8MoEMethod(MoEMethod):
                 f"{shape.prefix}: activations of experts with static scales are not supported; choices: dynamic"
             )
         for name, (size, placements) in _weights(shape).items():
-            _register(layer, name, (shape.num_experts, *size), self.scheme.dtype, placements)
+            add_parameter(layer, name, (shape.num_experts, *size), self.scheme.dtype, placements)
             places = row_scales(placements, per_row=self.scheme.per_row, stacked=1)
-            _register(layer, f"{name}_weight_scale", (shape.num_experts, size[0]), torch.float32, places)
+            add_parameter(layer, f"{name}_weight_scale", (shape.num_experts, size[0]), torch.float32, places)
 
     def apply(
         self, layer: nn.Module, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
@@ -74,11 +74,3 @@ class W8A8MoEMethod(MoEMethod):
 def _weights(shape: MoEShape) -> dict[str, tuple[tuple[int, int], Mapping[str, Placement]]]:
     hidden, inner = shape.hidden_size, shape.intermediate_size
     return {"w13": ((2 * inner, hidden), shape.w13_placements), "w2": ((hidden, inner), shape.w2_placements)}
-
-
-def _register(
-    layer: nn.Module, name: str, size: tuple[int, ...], dtype: torch.dtype, placements: Mapping[str, Placement]
-) -> None:
-    parameter = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-    layer.register_parameter(name, parameter)
-    set_placements(parameter, placements)
