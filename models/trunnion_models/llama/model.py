@@ -7,6 +7,7 @@ from torch import nn
 
 from trunnion.config import BuildContext
 from trunnion.layers.attention import Attention
+from trunnion.layers.aux_hidden_states import AuxHiddenStates
 from trunnion.layers.linear import QKVParallelLinear, RowParallelLinear
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
@@ -89,14 +90,17 @@ class LlamaModel(nn.Module):
             for index in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx=ctx)
+        self.aux_hidden_states = AuxHiddenStates(config.num_hidden_layers, config.hidden_size)
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None
     ) -> torch.Tensor:
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         residual = None
-        for layer in self.layers:
+        self.aux_hidden_states(0, hidden_states, residual)
+        for number, layer in enumerate(self.layers, 1):
             hidden_states, residual = layer(positions, hidden_states, residual)
+            self.aux_hidden_states(number, hidden_states, residual)
         hidden_states, _ = self.norm(hidden_states, residual)
         return hidden_states
 
