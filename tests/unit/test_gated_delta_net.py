@@ -1,4 +1,4 @@
-"""The gated delta net against Qwen3-Next's in transformers: operators, whole layers, and states that live on."""
+"""The gated delta net against Qwen3-Next's and Qwen3.5's in transformers: operators, layers, states that live on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import Qwen3NextConfig
+from torch import nn
+from transformers import Qwen3_5TextConfig, Qwen3NextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextGatedDeltaNet,
     causal_conv1d_fn,
@@ -84,20 +86,47 @@ def test_convolution_equals_transformers_wherever_it_is_cut(cut: int, kernel: in
     assert torch.equal(state, x.transpose(1, 2)[..., 7 - (kernel - 1) :])
 
 
+def parts_of(hf: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """The layer's tensors by our parameter and its part."""
+    stored = {name: parameter.data for name, parameter in hf.named_parameters()}
+    fused: dict[tuple[str, str], torch.Tensor] = {}
+    if isinstance(hf, Qwen3_5GatedDeltaNet):
+        qkv = stored.pop("in_proj_qkv.weight").split((hf.key_dim, hf.key_dim, hf.value_dim))
+        fused |= {("in_proj_qkvz.weight", part): rows for part, rows in zip("qkv", qkv, strict=True)}
+        fused["in_proj_qkvz.weight", "z"] = stored.pop("in_proj_z.weight")
+        fused |= {("in_proj_ba.weight", part): stored.pop(f"in_proj_{part}.weight") for part in "ba"}
+    return fused | {(name, ""): tensor for name, tensor in stored.items()}
+
+
 class Served:
     """A layer bound to a group whose states hold NaN until they are written."""
 
-    def __init__(self, hf: Qwen3NextGatedDeltaNet, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, hf: nn.Module, rank: int = 0, size: int = 1) -> None:
         ctx = BuildContext(
             hardware=ReferenceHardware(), dtype=torch.float32, parallel=ParallelGroup(rank=rank, size=size)
         )
-        self.layer = GatedDeltaNet(HIDDEN, K_HEADS, V_HEADS, K_DIM, V_DIM, KERNEL, 1e-6, ctx=ctx, prefix="linear_attn")
-        stored = dict(hf.named_parameters())
-        assert stored.keys() == dict(self.layer.named_parameters()).keys()
-        for name, parameter in self.layer.named_parameters():
-            (placement,) = placements_of(parameter).values()
-            assert tuple(stored[name].shape) == placement.shape
-            parameter.data[placement.target] = stored[name].data[placement.source]
+        self.layer = GatedDeltaNet(
+            HIDDEN,
+            K_HEADS,
+            V_HEADS,
+            K_DIM,
+            V_DIM,
+            KERNEL,
+            1e-6,
+            separate_projections=isinstance(hf, Qwen3_5GatedDeltaNet),
+            ctx=ctx,
+            prefix="linear_attn",
+        )
+        stored = parts_of(hf)
+        placed = {
+            (name, part): (parameter, placement)
+            for name, parameter in self.layer.named_parameters()
+            for part, placement in placements_of(parameter).items()
+        }
+        assert stored.keys() == placed.keys()
+        for key, (parameter, placement) in placed.items():
+            assert tuple(stored[key].shape) == placement.shape
+            parameter.data[placement.target] = stored[key][placement.source]
         self.group = ReferenceRecurrentGroup(self.layer.spec, 1, torch.device("cpu"))
         tensors = ReferenceRecurrentGroup.cache_tensors(self.layer.spec, 16)
         self.caches = {t.name: torch.full((NUM_STATES, *t.shape), float("nan"), dtype=t.dtype) for t in tensors}
@@ -132,10 +161,17 @@ def _ints(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor(list(values), dtype=torch.int32)
 
 
-@pytest.fixture(scope="module")
-def hf() -> Qwen3NextGatedDeltaNet:
+KINDS = {
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextGatedDeltaNet),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5GatedDeltaNet),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def hf(request: pytest.FixtureRequest) -> nn.Module:
     torch.manual_seed(0)
-    config = Qwen3NextConfig(
+    make_config, make_layer = KINDS[request.param]
+    config = make_config(
         hidden_size=HIDDEN,
         linear_num_key_heads=K_HEADS,
         linear_num_value_heads=V_HEADS,
@@ -145,7 +181,7 @@ def hf() -> Qwen3NextGatedDeltaNet:
         num_hidden_layers=4,
         rms_norm_eps=1e-6,
     )
-    module = Qwen3NextGatedDeltaNet(config, 0)
+    module = make_layer(config, 0)
     for name, parameter in module.named_parameters():
         if name != "A_log":
             torch.nn.init.normal_(parameter)
@@ -161,21 +197,21 @@ def assert_rows(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 7, 63, 100])
-def test_layer_equals_transformers(hf: Qwen3NextGatedDeltaNet, num_tokens: int) -> None:
+def test_layer_equals_transformers(hf: nn.Module, num_tokens: int) -> None:
     x = rows(num_tokens)
     (out,) = Served(hf).step([(1, x, False)])
     assert_rows(out, hf(x[None])[0])
 
 
 @pytest.mark.parametrize("cut", range(1, 11))
-def test_prefill_may_be_cut_anywhere(hf: Qwen3NextGatedDeltaNet, cut: int) -> None:
+def test_prefill_may_be_cut_anywhere(hf: nn.Module, cut: int) -> None:
     x, served = rows(11), Served(hf)
     (first,) = served.step([(3, x[:cut], False)])
     (second,) = served.step([(3, x[cut:], True)])
     assert_rows(torch.cat((first, second)), hf(x[None])[0])
 
 
-def test_decodes_prefills_and_a_continued_prefill_in_one_step(hf: Qwen3NextGatedDeltaNet) -> None:
+def test_decodes_prefills_and_a_continued_prefill_in_one_step(hf: nn.Module) -> None:
     a, b, c, d = rows(9, 1), rows(6, 2), rows(70, 3), rows(5, 4)
     served = Served(hf)
     served.step([(1, a[:8], False), (2, b[:5], False), (5, c[:30], False)])
@@ -184,7 +220,7 @@ def test_decodes_prefills_and_a_continued_prefill_in_one_step(hf: Qwen3NextGated
         assert_rows(found, hf(whole[None])[0][-len(found) :])
 
 
-def test_a_prompt_of_one_token_among_the_decodes_starts_from_zero(hf: Qwen3NextGatedDeltaNet) -> None:
+def test_a_prompt_of_one_token_among_the_decodes_starts_from_zero(hf: nn.Module) -> None:
     a, b, served = rows(4, 1), rows(1, 2), Served(hf)
     served.step([(1, a[:3], False), (2, rows(5, 9), False)])
     out = served.step([(1, a[3:], True), (2, b, False)], num_decodes=2)
@@ -192,7 +228,7 @@ def test_a_prompt_of_one_token_among_the_decodes_starts_from_zero(hf: Qwen3NextG
     assert_rows(out[1], hf(b[None])[0])
 
 
-def test_only_the_states_of_the_step_are_written(hf: Qwen3NextGatedDeltaNet) -> None:
+def test_only_the_states_of_the_step_are_written(hf: nn.Module) -> None:
     served = Served(hf)
     served.step([(1, rows(4), False), (2, rows(2), False)])
     before = {name: cache.clone() for name, cache in served.caches.items()}
@@ -203,11 +239,11 @@ def test_only_the_states_of_the_step_are_written(hf: Qwen3NextGatedDeltaNet) -> 
         assert not torch.equal(cache[2], before[name][2])
 
 
-def test_a_step_without_tokens(hf: Qwen3NextGatedDeltaNet) -> None:
+def test_a_step_without_tokens(hf: nn.Module) -> None:
     assert Served(hf).step([]) == []
 
 
-def test_ranks_that_share_the_heads_sum_to_the_whole(hf: Qwen3NextGatedDeltaNet) -> None:
+def test_ranks_that_share_the_heads_sum_to_the_whole(hf: nn.Module) -> None:
     x = rows(7)
     parts = [Served(hf, rank, 2).step([(1, x, False)])[0] for rank in (0, 1)]
     assert_rows(parts[0] + parts[1], hf(x[None])[0])

@@ -21,6 +21,7 @@ from trunnion.rope import (
     cos_sin_table,
     inv_freq_and_scale,
     read_rope,
+    read_rope_of_text,
     yarn_softmax_scale_multiplier,
 )
 
@@ -187,6 +188,22 @@ def test_refused_in_one_line_by_name(name: str) -> None:
     with pytest.raises(error, match=text) as caught:
         read_rope(raw_config(**settings))
     assert "\n" not in str(caught.value)
+
+
+SECTIONS = {"mrope_section": [8, 4, 4], "mrope_interleaved": True}
+
+
+@pytest.mark.parametrize("name", ["default", "yarn", "new-flat"])
+def test_of_text_alone_sections_do_not_matter(name: str) -> None:
+    settings = CASES[name]
+    key = "rope_parameters" if "rope_parameters" in settings else "rope_scaling"
+    with_sections = settings | {key: settings.get(key, {}) | SECTIONS}
+    assert read_rope_of_text(raw_config(**with_sections)) == read_rope(raw_config(**settings))
+
+
+def test_of_text_alone_the_type_mrope_is_the_default_one() -> None:
+    given = raw_config(rope_scaling={"type": "mrope", **SECTIONS})
+    assert read_rope_of_text(given) == read_rope(raw_config())
 
 
 def test_layer_type_that_the_config_does_not_name() -> None:

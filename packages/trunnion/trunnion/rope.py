@@ -104,11 +104,30 @@ def read_mrope(
         raise ConfigError(f"mrope_section {list(section)} does not add up to half of head_dim {head_dim}")
     if len(section) % 3:
         raise ConfigError(f"mrope_section {list(section)} does not name time, height and width in turn")
-    entry = {key: value for key, value in given.items() if key != "mrope_section"}
-    for key in ("rope_type", "type"):
-        if entry.get(key) == "mrope":
-            entry[key] = "default"
-    return dataclasses.replace(_read(config, entry, theta), mrope_section=tuple(section))
+    found = _read(config, _without_axes(given, "mrope_section"), theta)
+    return dataclasses.replace(found, mrope_section=tuple(section))
+
+
+def read_rope_of_text(config: Mapping[str, Any], *, default_theta: float = 10000.0) -> RopeParameters:
+    """Read the rope of a model with a position per axis (see `read_mrope`) of which text alone is run.
+
+    A text token has the same position along all axes, so that it does not matter by which of them a pair turns:
+    positions are [T], and `mrope_section` and `mrope_interleaved` are left out.
+
+    Raises:
+        ConfigError, UnsupportedError: as `read_rope`.
+    """
+    given, theta = _entry(config, None, default_theta)
+    return _read(config, _without_axes(given, "mrope_section", "mrope_interleaved"), theta)
+
+
+def _without_axes(given: Mapping[str, Any], *settings: str) -> dict[str, Any]:
+    """The rope dict without `settings`; the type `mrope` is `default` by its older name."""
+    return {
+        key: "default" if key in ("rope_type", "type") and value == "mrope" else value
+        for key, value in given.items()
+        if key not in settings
+    }
 
 
 def _read(config: Mapping[str, Any], entry: Mapping[str, Any], theta: float | None) -> RopeParameters:

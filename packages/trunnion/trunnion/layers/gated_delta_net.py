@@ -1,6 +1,8 @@
-"""A gated delta net layer (Qwen3-Next's linear attention): projections around a recurrent group."""
+"""A gated delta net layer (the linear attention of Qwen3-Next and Qwen3.5): projections around a recurrent group."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -11,18 +13,20 @@ from trunnion.config import BuildContext
 from trunnion.interfaces.attention import RecurrentGroup, RecurrentSpec
 from trunnion.interfaces.weights import Placement, set_placements
 from trunnion.layers.group_layer import GroupLayer
-from trunnion.layers.linear import ColumnParallelLinear, RowParallelLinear
+from trunnion.layers.linear import ColumnParallelLinear, LinearBase, MergedColumnParallelLinear, RowParallelLinear
 
 
 class GatedDeltaNet(GroupLayer[RecurrentGroup]):
     """`layer(hidden) -> hidden`, [T, hidden_size] both, over a state per request (arXiv:2412.06464).
 
-    Parameters carry HF's names: `in_proj_qkvz`, `in_proj_ba`, `conv1d`, `A_log`, `dt_bias`, `norm`, `out_proj`. The
-    fused projections are ordered by k-head, (q, k, v.., z..) and (b.., a..) of one after those of another.
+    Parameters carry Qwen3-Next's names: `in_proj_qkvz`, `in_proj_ba`, `conv1d`, `A_log`, `dt_bias`, `norm`, `out_proj`.
 
     Args:
         num_k_heads, num_v_heads: of all ranks; each k-head serves `num_v_heads / num_k_heads` v-heads.
         rms_norm_eps: of the gated norm on each head's output.
+        separate_projections: `in_proj_qkvz` and `in_proj_ba` have the parts q, k, v, z and b, a, one after the other
+            (Qwen3.5, whose checkpoints have several projections); else each is one in the checkpoint and ordered by
+            k-head, (q, k, v.., z..) and (b.., a..) of one after those of another (Qwen3-Next).
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class GatedDeltaNet(GroupLayer[RecurrentGroup]):
         conv_kernel_size: int,
         rms_norm_eps: float,
         *,
+        separate_projections: bool = False,
         ctx: BuildContext,
         prefix: str,
     ) -> None:
@@ -51,11 +56,12 @@ class GatedDeltaNet(GroupLayer[RecurrentGroup]):
         )
         super().__init__(spec, prefix)
         self.spec: RecurrentSpec = spec
+        self.separate_projections = separate_projections
         key_dim, value_dim = num_k_heads * head_k_dim, num_v_heads * head_v_dim
-        self.in_proj_qkvz = ColumnParallelLinear(
-            hidden_size, 2 * key_dim + 2 * value_dim, ctx=ctx, prefix=f"{prefix}.in_proj_qkvz"
-        )
-        self.in_proj_ba = ColumnParallelLinear(hidden_size, 2 * num_v_heads, ctx=ctx, prefix=f"{prefix}.in_proj_ba")
+        qkvz = {"q": key_dim, "k": key_dim, "v": value_dim, "z": value_dim}
+        self.in_proj_qkvz = self._projection(hidden_size, qkvz, ctx, f"{prefix}.in_proj_qkvz")
+        ba = {"b": num_v_heads, "a": num_v_heads}
+        self.in_proj_ba = self._projection(hidden_size, ba, ctx, f"{prefix}.in_proj_ba")
         self.conv1d = _Weight((spec.conv_dim, 1, conv_kernel_size), ctx.dtype)
         set_placements(self.conv1d.weight, {"": _conv_placement(spec, parallel.rank, parallel.size)})
         # Kept in float32 whatever the model's dtype: the decay is an exponential of an exponential.
@@ -66,21 +72,37 @@ class GatedDeltaNet(GroupLayer[RecurrentGroup]):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]"""
-        spec = self.spec
         mixed_qkv, z = self._split_qkvz(self.in_proj_qkvz(hidden))
-        b, a = (half.flatten(1) for half in self.in_proj_ba(hidden).unflatten(-1, (spec.num_k_heads, 2, -1)).unbind(2))
+        b, a = self._split_ba(self.in_proj_ba(hidden))
         g = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)  # [T, Hv]
         out = self.run_group(mixed_qkv, g, b.sigmoid(), self.conv1d.weight.squeeze(1), None)
         return self.out_proj(self.norm(out, z).flatten(1))
 
+    def _projection(self, hidden_size: int, parts: Mapping[str, int], ctx: BuildContext, prefix: str) -> LinearBase:
+        """One layer for all `parts`, given with their features of all ranks."""
+        if not self.separate_projections:
+            return ColumnParallelLinear(hidden_size, sum(parts.values()), ctx=ctx, prefix=prefix)
+        sizes, names = list(parts.values()), list(parts)
+        return MergedColumnParallelLinear(hidden_size, sizes, part_names=names, ctx=ctx, prefix=prefix)
+
     def _split_qkvz(self, qkvz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """-> mixed_qkv [T, conv_dim] with all q, then all k, then all v; z [T, Hv, Dv]."""
         spec = self.spec
+        if self.separate_projections:
+            return qkvz[:, : spec.conv_dim], qkvz[:, spec.conv_dim :].unflatten(-1, (spec.num_v_heads, -1))
         values = spec.num_v_heads // spec.num_k_heads * spec.head_v_dim
         by_head = qkvz.unflatten(-1, (spec.num_k_heads, -1))
         q, k, v, z = by_head.split((spec.head_k_dim, spec.head_k_dim, values, values), dim=-1)
         mixed_qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=-1)
         return mixed_qkv, z.flatten(1).unflatten(-1, (spec.num_v_heads, -1))
+
+    def _split_ba(self, ba: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> b and a, [T, Hv] each."""
+        if self.separate_projections:
+            b, a = ba.chunk(2, dim=-1)
+            return b, a
+        b, a = ba.unflatten(-1, (self.spec.num_k_heads, 2, -1)).unbind(2)
+        return b.flatten(1), a.flatten(1)
 
 
 class RMSNormGated(nn.Module):

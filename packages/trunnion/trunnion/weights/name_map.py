@@ -133,7 +133,8 @@ class WeightMap:
     """(pattern, replacement), applied in order: family-specific names."""
     experts: tuple[ExpertRule, ...] = ()
     fuse: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Fused module -> part -> module in the checkpoint, e.g. `{"qkv_proj": {"q": "q_proj", ...}}`."""
+    """Fused module -> part -> module in the checkpoint, e.g. `{"qkv_proj": {"q": "q_proj", ...}}`. A module of the
+    checkpoint that is several parts is cut as by `cut`: `{"in_proj_qkvz": {"q+k+v": "in_proj_qkv", ...}}`."""
     cut: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Module that is one in the checkpoint as well -> its parts in the order of their rows there, e.g.
     `{"qkv_proj": ("q", "k", "v")}`: each rank takes its share of each part."""
@@ -192,8 +193,10 @@ class WeightMap:
                 return name
         for fused, parts in self.fuse.items():
             pattern = _whole(re.escape(fused))
-            if target.part in parts and pattern.search(target.param):
-                return pattern.sub(parts[target.part], target.param)
+            if pattern.search(target.param):
+                for part, module in parts.items():
+                    if target.part in (part, *part.split("+")):
+                        return pattern.sub(module, target.param)
         for module, names in self.cut.items():
             if target.part in (*names, "+".join(names)) and _whole(re.escape(module)).search(target.param):
                 return target.param
