@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -189,7 +189,8 @@ def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 def _language_model(config: PreTrainedConfig) -> type[Any]:
     """What builds the reference of `config`: text beside a vision tower is of another kind, with images or without."""
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    is_beside_a_tower = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if is_beside_a_tower else AutoModelForCausalLM
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
 from trunnion_models.gated_mlp import GatedMLP
-from trunnion_models.qwen3_next.config import Qwen3NextConfig
+from trunnion_models.qwen3_next.config import GatedDeltaConfig, Qwen3NextConfig
 from trunnion_models.qwen3_next.weights import WEIGHT_MAP
 
 
@@ -43,7 +43,7 @@ class Qwen3NextSparseMoeBlock(nn.Module):
 
 
 class Qwen3NextAttention(nn.Module):
-    def __init__(self, config: Qwen3NextConfig, rotary_emb: RotaryEmbedding, ctx: BuildContext, prefix: str) -> None:
+    def __init__(self, config: GatedDeltaConfig, rotary_emb: RotaryEmbedding, ctx: BuildContext, prefix: str) -> None:
         super().__init__()
         hidden_size, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -85,7 +85,7 @@ class Qwen3NextAttention(nn.Module):
 
 class Qwen3NextDecoderLayer(nn.Module):
     def __init__(
-        self, config: Qwen3NextConfig, index: int, rotary_emb: RotaryEmbedding, ctx: BuildContext, prefix: str
+        self, config: GatedDeltaConfig, index: int, rotary_emb: RotaryEmbedding, ctx: BuildContext, prefix: str
     ) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
@@ -99,6 +99,7 @@ class Qwen3NextDecoderLayer(nn.Module):
                 config.linear_value_head_dim,
                 config.linear_conv_kernel_dim,
                 eps,
+                separate_projections=config.separate_projections,
                 ctx=ctx,
                 prefix=f"{prefix}.linear_attn",
             )
@@ -127,7 +128,7 @@ class Qwen3NextDecoderLayer(nn.Module):
 
 
 class Qwen3NextModel(nn.Module):
-    def __init__(self, config: Qwen3NextConfig, ctx: BuildContext, prefix: str) -> None:
+    def __init__(self, config: GatedDeltaConfig, ctx: BuildContext, prefix: str) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, config.hidden_size, ctx=ctx, prefix=f"{prefix}.embed_tokens"
@@ -151,10 +152,10 @@ class Qwen3NextModel(nn.Module):
 
 
 class Qwen3NextForCausalLM(nn.Module):
-    config_class = Qwen3NextConfig
+    config_class: type[GatedDeltaConfig] = Qwen3NextConfig
     weight_map = WEIGHT_MAP
 
-    def __init__(self, config: Qwen3NextConfig, ctx: BuildContext, prefix: str = "") -> None:
+    def __init__(self, config: GatedDeltaConfig, ctx: BuildContext, prefix: str = "") -> None:
         super().__init__()
         base = f"{prefix}." if prefix else ""
         self.config = config

@@ -1,0 +1,89 @@
+"""Tiny Qwen3.5 configurations for the matrix: the text alone, and beside a vision tower that is not run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trunnion_models.card import Card
+
+BASE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    # Large, as in Qwen3-Next's cards.
+    "rms_norm_eps": 1e-3,
+    "max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [1, 1, 1],
+    },
+    "tie_word_embeddings": False,
+}
+_DENSE: dict[str, Any] = BASE | {"model_type": "qwen3_5_text", "intermediate_size": 96}
+_VISION: dict[str, Any] = {
+    "model_type": "qwen3_5_vision",
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+
+
+def _qwen3_5(name: str, notes: str, *, quick: bool = False, draft: bool = False, **changes: Any) -> Card:
+    return Card(
+        name=f"qwen3_5-{name}",
+        architecture="Qwen3_5ForCausalLM",
+        config=_DENSE | changes,
+        quick=quick,
+        draft=draft,
+        notes=notes,
+    )
+
+
+CARDS: tuple[Card, ...] = (
+    _qwen3_5("quick", "projections of delta nets one by one, gated attention, partial rope with sections", quick=True),
+    _qwen3_5(
+        "linear-only", "no attention layer: a model with states and no blocks", layer_types=["linear_attention"] * 4
+    ),
+    _qwen3_5(
+        "kernel-2",
+        "a short convolution, as many k-heads as v-heads, several KV heads, tied, a wider rope in the older spelling",
+        linear_conv_kernel_dim=2,
+        linear_num_key_heads=4,
+        num_key_value_heads=4,
+        full_attention_interval=2,
+        attention_bias=True,
+        rope_parameters=None,
+        partial_rotary_factor=0.5,
+        tie_word_embeddings=True,
+    ),
+    Card(
+        name="qwen3_5-beside-a-tower",
+        architecture="Qwen3_5ForConditionalGeneration",
+        config={
+            "model_type": "qwen3_5",
+            "text_config": _DENSE,
+            "vision_config": _VISION,
+            "image_token_id": 10,
+            "video_token_id": 11,
+            "vision_start_token_id": 12,
+            "vision_end_token_id": 13,
+            "tie_word_embeddings": False,
+        },
+        notes="text of a checkpoint with a tower: its names, its tensors left out",
+    ),
+)

@@ -1,0 +1,51 @@
+"""Qwen3.5 configuration in the field names of the published `config.json`: of the text alone, or beside a tower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trunnion.errors import ConfigError
+from trunnion.hf_config import text_config
+from trunnion.rope import read_rope_of_text
+from trunnion_models.fields import family, read_fields, require
+from trunnion_models.qwen3_next.config import DEFAULTS, GatedDeltaConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3_5Config(GatedDeltaConfig):
+    """The text's. Its head is tied if `text_config` says so, or the outer config where that says nothing."""
+
+    intermediate_size: int
+
+    separate_projections: ClassVar[bool] = True
+    text_type: ClassVar[str] = "qwen3_5_text"
+    """`model_type` of the text, whose fields may be `text_config` or all of the file."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen3_5Config:
+        """Read a `config.json`; ConfigError or UnsupportedError names the field."""
+        return cls(**cls.text_fields(config))
+
+    @classmethod
+    def text_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of this class and those of a subclass, of a `config.json` with or without a tower."""
+        if not isinstance(config.get("text_config"), Mapping) and config.get("model_type") != cls.text_type:
+            raise ConfigError(
+                f"config of {family(config)}: text_config must be a dictionary, got {config.get('text_config')!r}; "
+                f"without one, model_type must be {cls.text_type!r}"
+            )
+        text = {**DEFAULTS, **text_config(config)}
+        require(text, "model_type", cls.text_type, [cls.text_type])
+        require(text, "hidden_act", "silu", ["silu"])
+        # transformers reads none of these: what they would turn off is always there.
+        require(text, "attn_output_gate", True, [True])
+        require(text, "norm_topk_prob", True, [True])
+        require(text, "mlp_only_layers", [], [[]])
+        require(text, "decoder_sparse_step", 1, [1])
+        return read_fields(cls, text, rope=read_rope_of_text(text), **cls.common_fields(text))
+
+    def is_sparse(self, index: int) -> bool:
+        """See `GatedDeltaConfig.is_sparse`."""
+        return False
