@@ -90,20 +90,22 @@ def layer_types(config: Mapping[str, Any], default: Sequence[str], choices: Sequ
 
 
 def window_by_layer(config: Mapping[str, Any], types: Sequence[str], window: int | None) -> tuple[int | None, ...]:
-    """The window of each layer: `window` where the type is `sliding_attention`, else None."""
+    """The window of each layer: `window` where the type is `sliding_attention`, else None.
+
+    Raises:
+        ConfigError: a layer slides and there is no window, or it is no positive integer.
+    """
     if window is not None:
         _checked(config, "sliding_window", "int", window, False)
+    elif "sliding_attention" in types:
+        reason = "sliding_window is null" if config.get("use_sliding_window", True) else "use_sliding_window is false"
+        raise ConfigError(f"config of {family(config)}: there are layers of type sliding_attention, and {reason}")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def windows_by_type(config: Mapping[str, Any], types: Sequence[str]) -> tuple[int | None, ...]:
-    """As `window_by_layer`, with the `sliding_window` of `config`, which must be there if a layer slides."""
-    window = config.get("sliding_window")
-    if window is None and "sliding_attention" in types:
-        raise ConfigError(
-            f"config of {family(config)}: there are layers of type sliding_attention, and sliding_window is null"
-        )
-    return window_by_layer(config, types, window)
+    """As `window_by_layer`, with the `sliding_window` of `config`."""
+    return window_by_layer(config, types, config.get("sliding_window"))
 
 
 def integer(config: Mapping[str, Any], name: str, default: int) -> int:

@@ -112,10 +112,17 @@ def test_longrope_takes_short_or_long_factors_by_the_longest_request(length: int
 def test_partial_rotary_factor_in_either_place(place: str) -> None:
     settings: dict[str, Any] = {"rope_theta": 5e4, "partial_rotary_factor": 0.5}
     raw = raw_config(**settings) if place == "top" else raw_config(rope_parameters={"rope_type": "default", **settings})
-    rope = read_rope(raw)
+    rope = read_rope(raw, takes_partial=True)
     assert rope.rotary_dim(HEAD_DIM) == 16
     # Phi-3 is the family whose rotary module honours the factor for the default type.
     assert_table(rope, expected(Phi3RotaryEmbedding(Phi3Config(**raw, pad_token_id=0)), 63), 63)
+
+
+def test_a_family_that_rotates_whole_heads_refuses_a_part() -> None:
+    raw = raw_config(partial_rotary_factor=0.5)
+    with pytest.raises(UnsupportedError, match=r"partial_rotary_factor 0\.5 is not supported.*choices: 1\.0"):
+        read_rope(raw)
+    assert read_rope(raw_config(partial_rotary_factor=1.0)).rotary_dim(HEAD_DIM) == HEAD_DIM
 
 
 GEMMA_SPELLINGS: dict[str, dict[str, Any]] = {
@@ -146,7 +153,7 @@ def test_rope_per_layer_type(name: str, layer_type: str) -> None:
 def test_published_configs_resolve_as_transformers_does(name: str) -> None:
     case = PUBLISHED[name]
     for layer_type, resolved in case["expected"].items():
-        rope = read_rope(case["config"], layer_type or None)
+        rope = read_rope(case["config"], layer_type or None, takes_partial=True)
         for field, value in resolved.items():
             if field == "type":
                 continue
@@ -213,7 +220,7 @@ def test_layer_type_that_the_config_does_not_name() -> None:
 
 def test_odd_rotary_size_and_wrong_factor_count_are_refused() -> None:
     with pytest.raises(ConfigError, match="rotates 3 of 32"):
-        read_rope(raw_config(partial_rotary_factor=0.1)).rotary_dim(HEAD_DIM)
+        read_rope(raw_config(partial_rotary_factor=0.1), takes_partial=True).rotary_dim(HEAD_DIM)
     rope = read_rope(raw_config(rope_scaling={"type": "longrope", **LONG}))
     with pytest.raises(ConfigError, match="16 values; 8 are needed"):
         inv_freq_and_scale(rope, 16, 10)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trunnion.errors import ConfigError
 from trunnion_models.qwen2.config import Qwen2Config
 
 BASE: dict[str, Any] = {
@@ -31,9 +32,13 @@ TYPES = ["sliding_attention", "full_attention"] * 2
         (ON | {"max_window_layers": 0}, (7,) * 4),
         (ON | {"sliding_window": None, "max_window_layers": 0}, (None,) * 4),
         (ON | {"layer_types": TYPES}, (7, None, 7, None)),
-        ({"layer_types": TYPES}, (None,) * 4),
     ],
-    ids=["absent", "off", "above-all-layers", "last-layer", "all-layers", "null", "by-type", "by-type-off"],
+    ids=["absent", "off", "above-all-layers", "last-layer", "all-layers", "null", "by-type"],
 )
 def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     assert Qwen2Config.from_hf(BASE | changes).windows == windows
+
+
+def test_layers_that_slide_without_a_window_are_refused() -> None:
+    with pytest.raises(ConfigError, match="layers of type sliding_attention, and use_sliding_window is false"):
+        Qwen2Config.from_hf(BASE | {"layer_types": TYPES, "use_sliding_window": False, "sliding_window": 7})

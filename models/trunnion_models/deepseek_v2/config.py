@@ -54,6 +54,7 @@ class DeepseekV2Config:
         # The published code normalises only when this is set, transformers never does; no V2 checkpoint sets it.
         require(config, "norm_topk_prob", False, [False])
         require(config, "moe_layer_freq", 1, [1])
+        require(config, "mlp_bias", False, [False])
         config = {"max_position_embeddings": 2048, **config}
         result = cls(**read_fields(cls, config, rope=read_rope(config)))
         result._check(family(config))

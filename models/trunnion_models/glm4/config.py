@@ -37,4 +37,6 @@ class Glm4Config:
         require(config, "hidden_act", "silu", ["silu"])
         defaults = {"max_position_embeddings": 131072, "num_key_value_heads": 2, "partial_rotary_factor": 0.5}
         config = {**defaults, **config}
-        return cls(**read_fields(cls, config, rope=read_rope(config), **attention_heads(config, 128)))
+        return cls(
+            **read_fields(cls, config, rope=read_rope(config, takes_partial=True), **attention_heads(config, 128))
+        )

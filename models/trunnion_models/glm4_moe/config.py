@@ -57,7 +57,11 @@ class Glm4MoeConfig:
         heads = config.get("num_nextn_predict_layers", 1)
         result = cls(
             **read_fields(
-                cls, config, rope=read_rope(config), num_nextn_predict_layers=heads, **attention_heads(config)
+                cls,
+                config,
+                rope=read_rope(config, takes_partial=True),
+                num_nextn_predict_layers=heads,
+                **attention_heads(config),
             )
         )
         check_routing(

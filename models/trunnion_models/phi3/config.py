@@ -26,7 +26,7 @@ class Phi3Config(LlamaConfig):
         require(config, "mlp_bias", False, [False])
         # The original length stands at the top level; there a default wins over rope_scaling's, as in transformers.
         config = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, **config}
-        rope = read_rope(config)
+        rope = read_rope(config, takes_partial=True)
         require({**config, "rope type": rope.rope_type}, "rope type", "default", ["default", "longrope"])
         fixed = {"attention_bias": False, "mlp_bias": False}
         return cls(**read_fields(cls, config, rope=rope, **fixed, **attention_heads(config)))

@@ -22,6 +22,8 @@ class Qwen3_5Config(GatedDeltaConfig):
     separate_projections: ClassVar[bool] = True
     text_type: ClassVar[str] = "qwen3_5_text"
     """`model_type` of the text, whose fields may be `text_config` or all of the file."""
+    default_kv_heads: ClassVar[int] = 4
+    """KV heads where the file does not say."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3_5Config:
@@ -36,7 +38,7 @@ class Qwen3_5Config(GatedDeltaConfig):
                 f"config of {family(config)}: text_config must be a dictionary, got {config.get('text_config')!r}; "
                 f"without one, model_type must be {cls.text_type!r}"
             )
-        text = {**DEFAULTS, **text_config(config)}
+        text = {**DEFAULTS, "num_key_value_heads": cls.default_kv_heads, **text_config(config)}
         require(text, "model_type", cls.text_type, [cls.text_type])
         require(text, "hidden_act", "silu", ["silu"])
         # transformers reads none of these: what they would turn off is always there.

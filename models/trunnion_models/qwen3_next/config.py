@@ -74,12 +74,12 @@ class Qwen3NextConfig(GatedDeltaConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3NextConfig:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""
         require(config, "hidden_act", "silu", ["silu"])
-        config = {**DEFAULTS, **config}
+        config = {**DEFAULTS, "num_key_value_heads": 2, **config}
         result = cls(
             **read_fields(
                 cls,
                 config,
-                rope=read_rope(config),
+                rope=read_rope(config, takes_partial=True),
                 mlp_only_layers=tuple(config.get("mlp_only_layers") or ()),
                 **cls.common_fields(config),
             )

@@ -70,21 +70,32 @@ class RopeParameters:
 
 
 def read_rope(
-    config: Mapping[str, Any], layer_type: str | None = None, *, default_theta: float = 10000.0
+    config: Mapping[str, Any],
+    layer_type: str | None = None,
+    *,
+    default_theta: float = 10000.0,
+    takes_partial: bool = False,
 ) -> RopeParameters:
     """Read the rope of one layer type from a `config.json`, in any of its spellings.
 
     Old: `rope_scaling` with `type` or `rope_type`, a top-level `rope_theta`, `partial_rotary_factor`,
     `original_max_position_embeddings` and (Gemma 3) `rope_local_base_freq`, which gives `sliding_attention` layers a
     rope of their own. New: `rope_parameters`, flat or one dict per layer type. `default_theta` is the family's value
-    for a config that names none.
+    for a config that names none. `takes_partial`: the family rotates a part of each head where
+    `partial_rotary_factor` says so; of the others, implementations ignore it or break.
 
     Raises:
         ConfigError: a field is missing or out of range.
         UnsupportedError: the rope type, or a setting that would change the result, is not implemented.
     """
     entry, theta = _entry(config, layer_type, default_theta)
-    return _read(config, entry, theta)
+    rope = _read(config, entry, theta)
+    if not takes_partial and rope.partial_rotary_factor != 1.0:
+        raise UnsupportedError(
+            f"{config.get('model_type', 'this model')}: partial_rotary_factor {rope.partial_rotary_factor} is not "
+            "supported, the family rotates whole heads; choices: 1.0"
+        )
+    return rope
 
 
 def read_mrope(

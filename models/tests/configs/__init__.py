@@ -1,0 +1,1 @@
+"""What families make of a `config.json`, compared with what transformers makes of it."""
