@@ -20,6 +20,7 @@ from trunnion.reference import ReferenceHardware
 from trunnion.weights.loader import load_weights
 from trunnion.weights.name_map import WeightMap
 from trunnion.weights.safetensors_source import SafetensorsSource
+from trunnion_models.gpt_oss.weights import WEIGHT_MAP as GPT_OSS
 from trunnion_models.granitemoe.weights import WEIGHT_MAP as GRANITEMOE
 from trunnion_models.mixtral.weights import WEIGHT_MAP as MIXTRAL
 from trunnion_models.qwen2_moe.weights import WEIGHT_MAP as QWEN2_MOE
@@ -30,12 +31,17 @@ EXPERTS = 4
 
 @dataclass(frozen=True)
 class Experts:
-    """What a layer's router and experts are, whatever their layout: router [E, H], gate and up [E, I, H], down."""
+    """What a layer's router and experts are, whatever their layout: router [E, H], gate and up [E, I, H], down
+    [E, H, I]; and their biases, of families that have any: [E], [E, I] and [E, H]."""
 
     router: torch.Tensor
     gate: torch.Tensor
     up: torch.Tensor
     down: torch.Tensor
+    router_bias: torch.Tensor
+    gate_bias: torch.Tensor
+    up_bias: torch.Tensor
+    down_bias: torch.Tensor
 
 
 Layout = Callable[[Experts], dict[str, torch.Tensor]]
@@ -44,7 +50,9 @@ Layout = Callable[[Experts], dict[str, torch.Tensor]]
 def random_experts(hidden: int, intermediate: int) -> Experts:
     torch.manual_seed(0)
     rows = (EXPERTS, intermediate, hidden)
-    return Experts(torch.randn(EXPERTS, hidden), torch.randn(rows), torch.randn(rows), torch.randn(rows).mT)
+    weights = torch.randn(EXPERTS, hidden), torch.randn(rows), torch.randn(rows), torch.randn(rows).mT
+    biases = torch.randn(EXPERTS), torch.randn(rows[:2]), torch.randn(rows[:2]), torch.randn(EXPERTS, hidden)
+    return Experts(*weights, *biases)
 
 
 def per_expert(block: str, gate: str, up: str, down: str) -> Layout:
@@ -77,6 +85,23 @@ def granite(experts: Experts) -> dict[str, torch.Tensor]:
     }
 
 
+def gpt_oss(experts: Experts) -> dict[str, torch.Tensor]:
+    """As the versions in bfloat16: rows of gate and up take turns, experts lie transposed."""
+    return {
+        "mlp.router.weight": experts.router,
+        "mlp.router.bias": experts.router_bias,
+        "mlp.experts.gate_up_proj": in_turns(experts.gate, experts.up).mT,
+        "mlp.experts.gate_up_proj_bias": in_turns(experts.gate_bias, experts.up_bias),
+        "mlp.experts.down_proj": experts.down.mT,
+        "mlp.experts.down_proj_bias": experts.down_bias,
+    }
+
+
+def in_turns(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """[E, I, ...] and [E, I, ...] -> [E, 2 I, ...]."""
+    return torch.stack((gate, up), dim=2).flatten(1, 2)
+
+
 @dataclass(frozen=True)
 class Family:
     """Where a family keeps its experts: the block, the router in it, and what its checkpoints call them."""
@@ -84,12 +109,14 @@ class Family:
     weight_map: WeightMap
     block: str = "mlp"
     router: str = "gate"
+    bias: bool = False
 
     def layer(self, hidden: int, intermediate: int, ctx: BuildContext) -> nn.Module:
         block = nn.ModuleDict()
-        block[self.router] = Router(hidden, EXPERTS, ctx=ctx, prefix=f"{self.block}.{self.router}")
+        block[self.router] = Router(hidden, EXPERTS, bias=self.bias, ctx=ctx, prefix=f"{self.block}.{self.router}")
+        prefix = f"{self.block}.experts"
         block["experts"] = FusedMoE(
-            EXPERTS, 2, hidden, intermediate, renormalize=True, ctx=ctx, prefix=f"{self.block}.experts"
+            EXPERTS, 2, hidden, intermediate, renormalize=True, bias=self.bias, ctx=ctx, prefix=prefix
         )
         return nn.ModuleDict({self.block: block})
 
@@ -99,6 +126,7 @@ FAMILIES = {
     "qwen3_moe": Family(QWEN3_MOE),
     "mixtral": Family(MIXTRAL, "block_sparse_moe"),
     "granitemoe": Family(GRANITEMOE, "block_sparse_moe", "router"),
+    "gpt_oss": Family(GPT_OSS, router="router", bias=True),
 }
 
 
@@ -134,14 +162,23 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "mixtral-per-expert": ("mixtral", per_expert("block_sparse_moe", "w1", "w3", "w2")),
     "mixtral-as-transformers-5-names-it": ("mixtral", stacked),
     "granitemoe-stacked": ("granitemoe", granite),
+    "gpt_oss-stacked": ("gpt_oss", gpt_oss),
 }
-NAMED = {name: LAYOUTS[name] for name in ("qwen3_moe-per-expert", "mixtral-per-expert", "granitemoe-stacked")}
+NAMED = {
+    name: LAYOUTS[name]
+    for name in ("qwen3_moe-per-expert", "mixtral-per-expert", "granitemoe-stacked", "gpt_oss-stacked")
+}
 """Layouts whose names say which way an expert lies."""
 
 
 def check(loaded: nn.Module, router: str, experts: Experts, own: slice) -> None:
     """`own` are the features of an expert that lie on the rank."""
     assert torch.equal(loaded[router].weight, experts.router)
+    if loaded[router].bias is not None:
+        assert torch.equal(loaded[router].bias, experts.router_bias)
+        both = torch.cat((experts.gate_bias[:, own], experts.up_bias[:, own]), dim=1)
+        assert torch.equal(loaded["experts"].w13_bias, both)
+        assert torch.equal(loaded["experts"].w2_bias, experts.down_bias)
     assert torch.equal(loaded["experts"].w13, torch.cat((experts.gate[:, own], experts.up[:, own]), dim=1))
     assert torch.equal(loaded["experts"].w2, experts.down[:, :, own])
 
@@ -188,6 +225,15 @@ def test_a_square_that_names_leave_open_is_refused(
     save(tmp_path, layout(random_experts(hidden, intermediate)))
     with pytest.raises(WeightsError, match=rf"ambiguous layout: model\.layers\.0\.mlp\.experts\.{name}"):
         load(tmp_path, FAMILIES["qwen3_moe"], hidden, intermediate)
+
+
+def test_a_stack_that_is_not_there_is_named(tmp_path: Path) -> None:
+    tensors = gpt_oss(random_experts(64, 128))
+    del tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj_bias"]
+    save(tmp_path, tensors)
+    block = r"model\.layers\.0\.mlp\.experts"
+    with pytest.raises(WeightsError, match=rf"2 missing: {block}\.down_proj_bias, {block}\.gate_up_proj$"):
+        load(tmp_path, FAMILIES["gpt_oss"], 64, 128)
 
 
 def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -154,7 +154,13 @@ CASES: dict[str, dict[str, Callable[[Noise, int], Arguments]]] = {
         "renormalised": lambda noise, rows: [_logits(rows, 12), _biases(12), 3, 4, 2, True],
         "one-group": lambda noise, rows: [_logits(rows, 7), _biases(7), 3, 1, 1, True],
     },
-    "fused_experts": {"plain": _experts},
+    "fused_experts": {
+        "plain": _experts,
+        "biases": lambda noise, rows: [*_experts(noise, rows), noise(5, 14), noise(5, 16)],
+        "bias-of-another-rank": lambda noise, rows: [*_experts(noise, rows), noise(5, 14), None],
+        "clamped": lambda noise, rows: [*_experts(noise, rows), None, None, 1.702, 0.5],
+        "biases-clamped": lambda noise, rows: [*_experts(noise, rows), noise(5, 14), noise(5, 16), 1.3, 0.7],
+    },
     "block_fp8_linear": {
         "plain": lambda noise, rows: _blocks(noise, rows, 272, (128, 128), False),
         "cut-bias": lambda noise, rows: _blocks(noise, rows, 96, (8, 32), True),

@@ -1,4 +1,4 @@
-"""Routing and experts against DeepSeek-V2's and Qwen3-Next's modules in transformers, on the same random weights."""
+"""Routing and experts against the modules of several families in transformers, on the same random weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from safetensors.torch import save_file
 from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, GraniteMoeConfig, Qwen3NextConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Experts, DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeTopKRouter
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextTopKRouter
 
 from trunnion.config import BuildContext
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.collectives import ParallelGroup
+from trunnion.interfaces.methods import ClampedSwiGLU
+from trunnion.interfaces.quantization import W8A8, BlockFP8, GroupedInt, IntLayout, Scheme
 from trunnion.interfaces.weights import placements_of
 from trunnion.layers.fused_moe import FusedMoE, Router
 from trunnion.ops.moe import experts_by_token
@@ -57,17 +60,34 @@ def block(ctx: BuildContext | None = None, **overrides: object) -> FusedMoE:
     return FusedMoE(EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, **settings)
 
 
-def fill(layer: FusedMoE, hf: DeepseekV2Experts) -> None:
+def fill(layer: FusedMoE, hf: DeepseekV2Experts | GptOssExperts) -> None:
     """Load one tensor per expert through the declared placements."""
-    gate, up = hf.gate_up_proj.data.chunk(2, dim=1)
-    stored = {"gate": gate, "up": up, "down": hf.down_proj.data}
-    for parameter in layer.parameters():
+    stored = gpt_oss_parts(hf) if isinstance(hf, GptOssExperts) else plain_parts(hf)
+    for param, parameter in layer.named_parameters():
         parameter.data.fill_(float("nan"))
         for part, placement in placements_of(parameter).items():
             expert, name = part.split(".")
-            tensor = stored[name][int(expert)]
+            tensor = stored[f"{name}_bias" if param.endswith("_bias") else name][int(expert)]
             assert tuple(tensor.shape) == placement.shape
             parameter.data[placement.target] = tensor[placement.source]
+
+
+def plain_parts(hf: DeepseekV2Experts) -> dict[str, torch.Tensor]:
+    gate, up = hf.gate_up_proj.data.chunk(2, dim=1)
+    return {"gate": gate, "up": up, "down": hf.down_proj.data}
+
+
+def gpt_oss_parts(hf: GptOssExperts) -> dict[str, torch.Tensor]:
+    """Stacks lie transposed there, and gate and up take turns."""
+    gate_up, bias = hf.gate_up_proj.data.mT, hf.gate_up_proj_bias.data
+    return {
+        "gate": gate_up[:, 0::2],
+        "up": gate_up[:, 1::2],
+        "down": hf.down_proj.data.mT,
+        "gate_bias": bias[:, 0::2],
+        "up_bias": bias[:, 1::2],
+        "down_bias": hf.down_proj_bias.data,
+    }
 
 
 def by_id(weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -177,6 +197,104 @@ def test_experts_equal_transformers(op: Callable[..., torch.Tensor], num_tokens:
     out = op(x, layer.w13, layer.w2, weights, ids)
     with torch.no_grad():
         torch.testing.assert_close(out, hf(x, ids, weights), rtol=1e-5, atol=1e-4)
+
+
+GPT_OSS = ClampedSwiGLU(alpha=1.3, limit=2.0)
+
+
+def gpt_oss_experts() -> GptOssExperts:
+    config = GptOssConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        swiglu_alpha=GPT_OSS.alpha,
+        swiglu_limit=GPT_OSS.limit,
+        experts_implementation="eager",
+    )
+    return random_(GptOssExperts(config))
+
+
+@pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize("op", EXPERT_OPS.values(), ids=EXPERT_OPS)
+def test_experts_with_biases_and_clamps_equal_transformers(op: Callable[..., torch.Tensor], num_tokens: int) -> None:
+    """Gates and ups lie on both sides of their limits: random ones have a deviation of 3."""
+    torch.manual_seed(0)
+    hf, layer = gpt_oss_experts(), block(bias=True, swiglu=GPT_OSS)
+    fill(layer, hf)
+    x = torch.randn(num_tokens, HIDDEN)
+    ids = torch.rand(num_tokens, EXPERTS).topk(TOP_K).indices
+    weights = torch.rand(num_tokens, TOP_K)
+    out = op(x, layer.w13, layer.w2, weights, ids, layer.w13_bias, layer.w2_bias, GPT_OSS.alpha, GPT_OSS.limit)
+    with torch.no_grad():
+        torch.testing.assert_close(out, hf(x, ids, weights), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", EXPERT_OPS.values(), ids=EXPERT_OPS)
+@pytest.mark.parametrize("changed", ["w13_bias", "w2_bias", "swiglu"])
+def test_biases_and_clamps_are_each_of_their_own(changed: str, op: Callable[..., torch.Tensor]) -> None:
+    """Any of them may come without the others."""
+    torch.manual_seed(0)
+    w13, w2, x = torch.randn(2, 4, 3), torch.randn(2, 3, 2), torch.randn(5, 3)
+    ids, weights = torch.tensor([[0], [1], [0], [1], [1]]), torch.rand(5, 1)
+    w13_bias, w2_bias = torch.randn(2, 4), torch.randn(2, 3)
+    more = {
+        "w13_bias": (w13_bias, None),
+        "w2_bias": (None, w2_bias),
+        "swiglu": (None, None, GPT_OSS.alpha, GPT_OSS.limit),
+    }
+    rows = []
+    for row, (expert,) in zip(x, ids.tolist(), strict=True):
+        gate_up = w13[expert] @ row + (w13_bias[expert] if changed == "w13_bias" else 0)
+        gate, up = gate_up.chunk(2)
+        inner = torch.nn.functional.silu(gate) * up
+        if changed == "swiglu":
+            gate, up = gate.clamp(max=GPT_OSS.limit), up.clamp(-GPT_OSS.limit, GPT_OSS.limit)
+            inner = (up + 1) * gate * torch.sigmoid(GPT_OSS.alpha * gate)
+        rows.append(w2[expert] @ inner + (w2_bias[expert] if changed == "w2_bias" else 0))
+    out = op(x, w13, w2, weights, ids, *more[changed])
+    torch.testing.assert_close(out, torch.stack(rows) * weights, rtol=1e-5, atol=1e-5)
+
+
+def test_ranks_that_share_experts_with_biases_sum_to_the_whole() -> None:
+    """The bias behind the last product is added once."""
+    torch.manual_seed(0)
+    hf, x, logits = gpt_oss_experts(), torch.randn(5, HIDDEN), torch.randn(5, EXPERTS)
+
+    def run(rank: int, size: int) -> torch.Tensor:
+        layer = block(context(rank, size), bias=True, swiglu=GPT_OSS)
+        fill(layer, hf)
+        return layer(x, logits)
+
+    torch.testing.assert_close(run(0, 2) + run(1, 2), run(0, 1), rtol=1e-5, atol=1e-4)
+
+
+QUANTISED: dict[str, Scheme] = {
+    "fp8-blocks": BlockFP8(),
+    "int8": W8A8(dtype=torch.int8),
+    "gptq": GroupedInt(bits=4, group_size=None, has_zero_points=True, layout=IntLayout.GPTQ),
+}
+
+
+@pytest.mark.parametrize("scheme", QUANTISED.values(), ids=QUANTISED)
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"bias": True}, "layer.experts: experts with biases and"),
+        ({"swiglu": GPT_OSS}, r"experts: ClampedSwiGLU"),
+    ],
+    ids=["biases", "activation"],
+)
+def test_quantised_experts_refuse_what_they_would_leave_out(
+    settings: dict[str, object], text: str, scheme: Scheme
+) -> None:
+    class Quantised:
+        def scheme(self, prefix: str) -> Scheme:
+            return scheme
+
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, quantization=Quantised())
+    with pytest.raises(UnsupportedError, match=text):
+        FusedMoE(4, 2, 64, 64, renormalize=True, ctx=ctx, prefix="layer.experts", **settings)
 
 
 @pytest.mark.parametrize("op", EXPERT_OPS.values(), ids=EXPERT_OPS)

@@ -88,10 +88,21 @@ def _multiply(
 
 
 def fused_experts(
-    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_alpha: float = 1.0,
+    swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     """As `trunnion::fused_experts`; ids that name no expert here contribute nothing."""
     tensors = w13, w2, topk_weights, topk_ids
+    if w13_bias is not None or w2_bias is not None or swiglu_limit is not None:
+        more = w13_bias, w2_bias, swiglu_alpha, swiglu_limit
+        return decline("fused_experts", "biases of experts, or a clamped activation", x, *tensors, *more)
     if not all(tensor.is_contiguous() for tensor in tensors) or x.stride(-1) != 1:
         return decline("fused_experts", "strided weights or routing", x, *tensors)
     if topk_weights.dtype != torch.float32 or topk_ids.dtype != torch.int64 or not x.dtype == w13.dtype == w2.dtype:

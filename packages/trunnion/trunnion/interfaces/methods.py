@@ -52,6 +52,15 @@ class LinearMethod(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClampedSwiGLU:
+    """Joins gate and up as `(up + 1) * gate * sigmoid(alpha * gate)`, in place of `silu(gate) * up` (gpt-oss)."""
+
+    alpha: float
+    limit: float
+    """Of the gate from above, and of up from both sides; applied first."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoEShape:
     """Experts on this rank: `w13` is `[E, 2 * I, H]` (gate rows, then up rows), `w2` is `[E, H, I]`."""
 
@@ -61,6 +70,10 @@ class MoEShape:
     dtype: torch.dtype
     w13_placements: Mapping[str, Placement]
     w2_placements: Mapping[str, Placement]
+    has_bias: bool = False
+    """The layer has `w13_bias` [E, 2 * I] and `w2_bias` [E, H], in `dtype`, registered already."""
+    swiglu: ClampedSwiGLU | None = None
+    """None: `silu(gate) * up`."""
     prefix: str = ""
     """The block's name, for messages."""
 
@@ -70,7 +83,11 @@ class MoEMethod(ABC):
 
     @abstractmethod
     def create(self, layer: torch.nn.Module, shape: MoEShape) -> None:
-        """Register `w13` and `w2` (or their quantised form) with placements."""
+        """Register `w13` and `w2` (or their quantised form) with placements.
+
+        Raises:
+            UnsupportedError: `apply` would leave out the biases or the activation of `shape`.
+        """
 
     def finalize(self, layer: torch.nn.Module) -> None:
         """Called once all parameters are loaded."""
@@ -80,4 +97,7 @@ class MoEMethod(ABC):
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
-        """`x` [T, H], `topk_weights` [T, k] float32, `topk_ids` [T, k] int64 -> [T, H]; T = 0 is valid."""
+        """`x` [T, H], `topk_weights` [T, k] float32, `topk_ids` [T, k] int64 -> [T, H]; T = 0 is valid.
+
+        The biases to add are `layer.biases()`: that of `w2` is added by one rank.
+        """

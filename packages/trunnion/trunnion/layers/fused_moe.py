@@ -8,8 +8,8 @@ from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.config import BuildContext
-from trunnion.interfaces.methods import MoEShape
-from trunnion.interfaces.weights import Placement
+from trunnion.interfaces.methods import ClampedSwiGLU, MoEShape
+from trunnion.interfaces.weights import Placement, add_parameter
 
 
 class Router(nn.Module):
@@ -56,15 +56,21 @@ class FusedMoE(nn.Module):
     Scores are the softmax of the logits; with a `correction_bias` they are the logits' sigmoids, and the bias takes
     part in the choice of groups and experts, not in their weights.
 
-    Parameters are `w13` (parts `<e>.gate`, `<e>.up`) and `w2` (parts `<e>.down`), so a model names it `experts`.
+    Parameters are `w13` (parts `<e>.gate`, `<e>.up`) and `w2` (parts `<e>.down`), so a model names it `experts`; with
+    a `bias` `w13_bias` and `w2_bias` as well, of the same parts.
 
     Args:
         intermediate_size: of one expert, all ranks together.
+        bias: each expert's projections have biases (gpt-oss).
+        swiglu: how gate and up are joined; None: `silu(gate) * up`.
         renormalize: the chosen experts' weights sum to 1 (HF's `norm_topk_prob`). Then they are the softmax over the
             chosen logits alone, which is how Mixtral, granite-MoE and gpt-oss write it.
         num_expert_group, topk_group: group-limited routing; choose within the `topk_group` best groups.
         routed_scaling_factor: factor of the weights, after `renormalize`.
     """
+
+    w13_bias: nn.Parameter | None
+    w2_bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -77,6 +83,8 @@ class FusedMoE(nn.Module):
         num_expert_group: int | None = None,
         topk_group: int | None = None,
         routed_scaling_factor: float = 1.0,
+        bias: bool = False,
+        swiglu: ClampedSwiGLU | None = None,
         ctx: BuildContext,
         prefix: str,
     ) -> None:
@@ -91,6 +99,12 @@ class FusedMoE(nn.Module):
         self.method = ctx.moe_method(prefix)
         local = ctx.parallel.divide(intermediate_size, f"{prefix} intermediate_size")
         w13, w2 = _expert_placements(num_experts, hidden_size, intermediate_size, local, ctx.parallel.rank * local)
+        self.swiglu = swiglu
+        self.register_parameter("w13_bias", None)
+        self.register_parameter("w2_bias", None)
+        if bias:
+            add_parameter(self, "w13_bias", (num_experts, 2 * local), ctx.dtype, _bias_placements(w13))
+            add_parameter(self, "w2_bias", (num_experts, hidden_size), ctx.dtype, _bias_placements(w2))
         shape = MoEShape(
             num_experts=num_experts,
             hidden_size=hidden_size,
@@ -98,6 +112,8 @@ class FusedMoE(nn.Module):
             dtype=ctx.dtype,
             w13_placements=w13,
             w2_placements=w2,
+            has_bias=bias,
+            swiglu=swiglu,
             prefix=prefix,
         )
         self.method.create(self, shape)
@@ -112,6 +128,10 @@ class FusedMoE(nn.Module):
         """x [T, hidden_size], router_logits [T, num_experts] -> [T, hidden_size], the same on every rank; T = 0 too."""
         weights, ids = self.route(router_logits, correction_bias)
         return self.parallel.collectives.all_reduce(self.method.apply(self, x, weights, ids))
+
+    def biases(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What this rank adds behind `w13` [E, 2 * I] and behind `w2` [E, H]: the latter is the first rank's to add."""
+        return self.w13_bias, self.w2_bias if self.parallel.rank == 0 else None
 
     def route(
         self, router_logits: torch.Tensor, correction_bias: torch.Tensor | None = None
@@ -159,3 +179,11 @@ def _expert_placements(
         w13[f"{expert}.up"] = Placement(shape=rows, source=(own,), target=(expert, slice(local, 2 * local)))
         w2[f"{expert}.down"] = Placement(shape=rows[::-1], source=(slice(None), own), target=(expert,))
     return w13, w2
+
+
+def _bias_placements(weights: dict[str, Placement]) -> dict[str, Placement]:
+    """A bias follows the rows of its weight; target[0] is the expert."""
+    return {
+        part: Placement(shape=place.shape[:1], source=place.source[:1], target=place.target[:2])
+        for part, place in weights.items()
+    }

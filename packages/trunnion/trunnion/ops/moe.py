@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -104,31 +105,68 @@ def biased_grouped_topk(
     return weights / (weights.sum(-1, keepdim=True) + LEAST_SUM) if renormalize else weights, ids
 
 
-def _expert(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    gate, up = F.linear(x, w13).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, w2)
+def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """`(up + 1) * gate * sigmoid(alpha * gate)`, the gate at most `limit`, `up` within `-limit ... limit` (gpt-oss)."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
-def _fake_fused_experts(
-    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Experts:
+    """Weights, biases and activation of `fused_experts`."""
+
+    w13: torch.Tensor
+    w2: torch.Tensor
+    w13_bias: torch.Tensor | None
+    w2_bias: torch.Tensor | None
+    swiglu_alpha: float
+    swiglu_limit: float | None
+
+    def apply(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """x [R, H] -> [R, H]."""
+        gate, up = F.linear(x, self.w13[expert], _of(self.w13_bias, expert)).chunk(2, dim=-1)
+        if self.swiglu_limit is None:
+            inner = F.silu(gate) * up
+        else:
+            inner = clamped_swiglu(gate, up, self.swiglu_alpha, self.swiglu_limit)
+        return F.linear(inner, self.w2[expert], _of(self.w2_bias, expert))
+
+
+def _of(bias: torch.Tensor | None, expert: int) -> torch.Tensor | None:
+    return None if bias is None else bias[expert]
+
+
+def _fake_fused_experts(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 @define(
-    "fused_experts(Tensor x, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids) -> Tensor",
+    "fused_experts(Tensor x, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids, Tensor? w13_bias=None,"
+    " Tensor? w2_bias=None, float swiglu_alpha=1.0, float? swiglu_limit=None) -> Tensor",
     fake=_fake_fused_experts,
 )
 def fused_experts(
-    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_alpha: float = 1.0,
+    swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     """Sum over a token's experts of `weight * down(silu(gate(x)) * up(x))`, added up in float32.
 
     x [T, H], w13 [E, 2 * I, H] (gate rows, then up rows), w2 [E, H, I], topk_weights [T, k] float32, topk_ids [T, k]
-    int64 -> [T, H]. Fit for capture: every expert sees every token and keeps the rows it was chosen for, so no shape
-    depends on the routing. `experts_by_token` does only the work needed.
+    int64, w13_bias [E, 2 * I] and w2_bias [E, H] of x's dtype -> [T, H]. With a `swiglu_limit` gate and up are joined
+    by `clamped_swiglu`; without one `swiglu_alpha` says nothing.
+
+    Fit for capture: every expert sees every token and keeps the rows it was chosen for, so no shape depends on the
+    routing. `experts_by_token` does only the work needed.
     """
-    return sum_of_experts(x, topk_weights, topk_ids, w13.shape[0], lambda expert: _expert(x, w13[expert], w2[expert]))
+    experts = _Experts(w13, w2, w13_bias, w2_bias, swiglu_alpha, swiglu_limit)
+    return sum_of_experts(x, topk_weights, topk_ids, w13.shape[0], lambda expert: experts.apply(expert, x))
 
 
 def sum_of_experts(
@@ -149,15 +187,24 @@ def sum_of_experts(
 
 
 def experts_by_token(
-    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_alpha: float = 1.0,
+    swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     """`fused_experts` for a device whose shapes may depend on data: each expert computes only its own tokens.
 
     Experts without tokens cost nothing; a package may register it where it captures no graphs.
     """
+    experts = _Experts(w13, w2, w13_bias, w2_bias, swiglu_alpha, swiglu_limit)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in topk_ids.unique().tolist():
         rows, choice = torch.where(topk_ids == expert)
-        value = _expert(x[rows], w13[expert], w2[expert]).float() * topk_weights[rows, choice, None]
+        value = experts.apply(expert, x[rows]).float() * topk_weights[rows, choice, None]
         out.index_add_(0, rows, value)
     return out.to(x.dtype)

@@ -13,6 +13,7 @@ from trunnion.interfaces.methods import MoEMethod, MoEShape
 from trunnion.interfaces.quantization import GroupedInt
 from trunnion.interfaces.weights import Placement, add_parameter, set_known
 from trunnion.reference.int_layouts import NAMES, scale_recoding, zero_point_recoding
+from trunnion.reference.moe_method import refuse_biases_and_activations
 from trunnion.reference.packed_placements import check_words, known_tensors, packed_placements, recoded
 from trunnion.reference.scale_placements import block_scales
 
@@ -28,6 +29,7 @@ class GroupedIntMoEMethod(MoEMethod):
         self.names = NAMES[scheme.layout]
 
     def create(self, layer: nn.Module, shape: MoEShape) -> None:
+        refuse_biases_and_activations(shape, f"{self.scheme.layout.value}'s {self.scheme.bits}-bit")
         if self.scheme.is_ordered:
             raise UnsupportedError(
                 f"{shape.prefix}: experts whose features are in an order of the checkpoint's ({self.names.groups}) are "

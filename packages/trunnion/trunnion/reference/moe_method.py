@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
-from trunnion.interfaces.methods import MoEMethod, MoEShape
+from trunnion.errors import UnsupportedError
+from trunnion.interfaces.methods import ClampedSwiGLU, MoEMethod, MoEShape
 from trunnion.interfaces.weights import set_placements
 
 
@@ -26,4 +27,17 @@ class UnquantizedMoEMethod(MoEMethod):
     def apply(
         self, layer: nn.Module, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
-        return torch.ops.trunnion.fused_experts(x, layer.w13, layer.w2, topk_weights, topk_ids)
+        swiglu: ClampedSwiGLU | None = layer.swiglu
+        activation = () if swiglu is None else (swiglu.alpha, swiglu.limit)
+        out: torch.Tensor = torch.ops.trunnion.fused_experts(
+            x, layer.w13, layer.w2, topk_weights, topk_ids, *layer.biases(), *activation
+        )
+        return out
+
+
+def refuse_biases_and_activations(shape: MoEShape, what: str) -> None:
+    """UnsupportedError if experts of `shape` are more than `down(silu(gate(x)) * up(x))`; `what` are their weights."""
+    if shape.has_bias:
+        raise UnsupportedError(f"{shape.prefix}: experts with biases and {what} weights are not supported")
+    if shape.swiglu is not None:
+        raise UnsupportedError(f"{shape.prefix}: {shape.swiglu} of experts with {what} weights is not supported")

@@ -12,6 +12,7 @@ from trunnion.errors import UnsupportedError
 from trunnion.interfaces.methods import MoEMethod, MoEShape
 from trunnion.interfaces.quantization import W8A8, Activations, BlockFP8
 from trunnion.interfaces.weights import Placement, add_parameter
+from trunnion.reference.moe_method import refuse_biases_and_activations
 from trunnion.reference.scale_placements import block_scales, row_scales
 
 
@@ -22,6 +23,7 @@ class BlockFP8MoEMethod(MoEMethod):
         self.scheme = scheme
 
     def create(self, layer: nn.Module, shape: MoEShape) -> None:
+        refuse_biases_and_activations(shape, "FP8 block")
         blocks = {}
         for name, (size, placements) in _weights(shape).items():
             add_parameter(layer, name, (shape.num_experts, *size), torch.float8_e4m3fn, placements)
@@ -53,6 +55,7 @@ class W8A8MoEMethod(MoEMethod):
         self.scheme = scheme
 
     def create(self, layer: nn.Module, shape: MoEShape) -> None:
+        refuse_biases_and_activations(shape, "8-bit")
         if self.scheme.activations is not Activations.TOKEN:
             raise UnsupportedError(
                 f"{shape.prefix}: activations of experts with static scales are not supported; choices: dynamic"

@@ -54,6 +54,8 @@ class Target(NamedTuple):
     part: str = ""
     transposed: bool | None = None
     """Of a stack: whether each expert lies transposed; None: the name does not say."""
+    interleaved: bool = False
+    """Of a stack of several parts: whether their rows take turns; else one part's follow the other's."""
 
 
 class Ignored(NamedTuple):
@@ -73,7 +75,8 @@ class ExpertRule:
     """Names of one block of experts. Its parameters are `<block>.w13` (parts `<e>.gate`, `<e>.up`) and `<block>.w2`
     (parts `<e>.down`); both layouts that exist are understood: one tensor per expert
     (`<block>.<e>.gate_proj.weight`) and stacked (`<block>.gate_up_proj` [E, 2I, H] or transposed).
-    What else an expert has (`<block>.<e>.gate_proj.weight_scale`) goes to `<block>.w13_weight_scale`."""
+    What else an expert has (`<block>.<e>.gate_proj.weight_scale`) goes to `<block>.w13_weight_scale`, and a stack of
+    biases (`<block>.gate_up_proj_bias` [E, 2I]) to `<block>.w13_bias`."""
 
     block: str = "mlp.experts"
     gate: str = "gate_proj"
@@ -84,6 +87,8 @@ class ExpertRule:
     stacked_transposed: bool | None = None
     """Whether stacks are [E, H, 2I] and [E, I, H], where the names are of checkpoints that do it one way only; None:
     shapes tell, and a stack that fits both ways is refused."""
+    stacked_interleaved: bool = False
+    """Whether rows of gate and up take turns in stacks (gpt-oss)."""
 
     def resolve(self, name: str) -> Target | None:
         """The target of `name`, or None if it is not a tensor of this block."""
@@ -92,9 +97,11 @@ class ExpertRule:
             return None
         block, leaf = name[: match.start(1) - 1], match.group(1)
         stacked = {self.stacked_gate_up: ("w13", "*.gate_up"), self.stacked_down: ("w2", "*.down")}
-        if leaf in stacked:
-            param, part = stacked[leaf]
-            return Target(f"{block}.{param}", part, self.stacked_transposed)
+        if leaf.removesuffix("_bias") in stacked:
+            param, part = stacked[leaf.removesuffix("_bias")]
+            if leaf.endswith("_bias"):
+                return Target(f"{block}.{param}_bias", part, False, self.stacked_interleaved)
+            return Target(f"{block}.{param}", part, self.stacked_transposed, self.stacked_interleaved)
         single = re.fullmatch(r"(\d+)\.([^.]+)\.(\w+)", leaf)
         if single is None:
             return None
@@ -106,7 +113,7 @@ class ExpertRule:
         return Target(f"{block}.{param}{suffix}", f"{int(single.group(1))}.{part}")
 
     def checkpoint_name(self, target: Target) -> str | None:
-        """The per-expert name that fills `target`, for messages."""
+        """The name that fills `target`, for messages: per expert, unless the block's names are those of stacks."""
         match = _whole(rf"{re.escape(self.block)}\.(w13|w2)(?:_(\w+))?$").search(target.param)
         if match is None or "." not in target.part:
             return None
@@ -114,6 +121,10 @@ class ExpertRule:
         leaf = {"gate": self.gate, "up": self.up, "down": self.down}.get(part)
         if leaf is None:
             return None
+        if self.stacked_transposed is not None:
+            stack = self.stacked_down if part == "down" else self.stacked_gate_up
+            suffix = f"_{match.group(2)}" if match.group(2) else ""
+            return f"{target.param[: match.start(1) - 1]}.{stack}{suffix}"
         return f"{target.param[: match.start(1) - 1]}.{expert}.{leaf}.{match.group(2) or 'weight'}"
 
 

@@ -227,15 +227,16 @@ def _cut_pieces(
 def _stacked_pieces(
     target: Target, info: TensorInfo, placements: Mapping[str, Placement], name: str, problems: dict[str, list[str]]
 ) -> list[Piece]:
-    """Cut a stack `[E, rows, columns]` (or `[E, columns, rows]`) into the experts' parts, in the order named."""
+    """Cut a stack `[E, rows, columns]` (or `[E, columns, rows]`, or `[E, rows]`) into the experts' parts, in the order
+    named."""
     parts = target.part.removeprefix("*.").split("_")
     experts = sorted({int(part.split(".")[0]) for part in placements if part.split(".")[0].isdigit()})
     wanted = [placements[f"{experts[0]}.{part}"].shape for part in parts] if experts else []
     if not wanted:
         problems["unexpected"].append(name)
         return []
-    rows, columns = sum(shape[0] for shape in wanted), wanted[0][1]
-    shapes = {False: (len(experts), rows, columns), True: (len(experts), columns, rows)}
+    whole = (sum(shape[0] for shape in wanted), *wanted[0][1:])
+    shapes = {False: (len(experts), *whole), True: (len(experts), *whole[::-1])}
     ways = [False, True] if target.transposed is None else [target.transposed]
     fitting = [way for way in ways if tuple(info.shape) == shapes[way]]
     if len(fitting) > 1:
@@ -247,8 +248,7 @@ def _stacked_pieces(
         problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {choices})")
     pieces = []
     for expert in experts:
-        first = 0
-        for part, shape in zip(parts, wanted, strict=True):
+        for part, rows in zip(parts, _rows_of_parts(wanted, target.interleaved), strict=True):
             pieces.append(
                 Piece(
                     param=target.param,
@@ -256,11 +256,18 @@ def _stacked_pieces(
                     placement=placements[f"{expert}.{part}"],
                     expert=expert,
                     transposed=fitting == [True],
-                    rows=slice(first, first + shape[0]),
+                    rows=rows,
                 )
             )
-            first += shape[0]
     return pieces
+
+
+def _rows_of_parts(shapes: list[tuple[int, ...]], interleaved: bool) -> list[slice]:
+    """Where the rows of each part lie in a stack of all of them."""
+    if interleaved:
+        return [slice(first, None, len(shapes)) for first in range(len(shapes))]
+    ends = list(itertools.accumulate(shape[0] for shape in shapes))
+    return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
 
 def _describe(model: torch.nn.Module, source: WeightSource, problems: Mapping[str, list[str]]) -> str:
