@@ -16,7 +16,6 @@ from .resolved import resolve_here, resolve_there
 
 PUBLISHED = {path.stem: json.loads(path.read_text()) for path in sorted(Path(__file__).parent.glob("published/*.json"))}
 REFUSED = {
-    "gpt-oss-20b": "GptOssForCausalLM",
     "lfm2-1.2b-unsupported": "Lfm2ForCausalLM",
     "qwen2-vl-7b-mrope": "Qwen2VLForConditionalGeneration",
     "qwen3.5-moe-reap-text": "Qwen3_5MoeForConditionalGeneration",
