@@ -9,9 +9,10 @@ import pytest
 import torch
 from tests.conformance.batches import GroupRig, Request, Shape, build_step
 
-from trunnion.interfaces.attention import AttentionSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, MLASpec
 from trunnion_ascend.attention import FusedAttentionGroup
-from trunnion_ascend.capabilities import why_not_fused, why_not_fused_mla
+from trunnion_ascend.capabilities import why_not_fused, why_not_fused_encoder, why_not_fused_mla
+from trunnion_ascend.encoder import FusedEncoderGroup
 from trunnion_ascend.hardware import AscendHardware
 from trunnion_ascend.mla import FusedMLAGroup
 from trunnion_ascend.soc import soc_of
@@ -20,6 +21,7 @@ DEVICE = torch.device("npu", 0)
 DTYPE = torch.bfloat16
 SPEC = AttentionSpec(num_qo_heads=4, num_kv_heads=2, head_dim=64, scale=0.3, dtype=DTYPE)
 LATENT = MLASpec(num_qo_heads=16, kv_lora_rank=512, rope_head_dim=64, scale=0.05, dtype=DTYPE)
+ENCODER = EncoderSpec(num_heads=3, head_dim=64, scale=0.3, dtype=DTYPE)
 A2, P310 = soc_of("Ascend910B3"), soc_of("Ascend310P3")
 
 
@@ -139,7 +141,24 @@ def test_latent_shapes_that_the_operator_does_not_take(changes: dict[str, object
     assert why == why_not_fused_mla(spec, A2) and why is not None and re.search(reason, why)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": torch.float16}, "computes in bfloat16 in layout TND, not in float16"),
+        ({"head_dim": 32}, "takes head_dim 64 or 128, not 32"),
+    ],
+    ids=str,
+)
+def test_shapes_of_encoders_that_the_operator_does_not_take(changes: dict[str, object], reason: str) -> None:
+    spec = dataclasses.replace(ENCODER, **changes)
+    found, why = AscendHardware().group_class(spec)
+    assert not issubclass(found, FusedEncoderGroup)
+    assert why == why_not_fused_encoder(spec, A2) and why is not None and re.search(reason, why)
+    assert AscendHardware().group_class(ENCODER) == (FusedEncoderGroup, None)
+
+
 def test_chips_without_the_operator() -> None:
     assert why_not_fused(SPEC, A2) is None and why_not_fused_mla(LATENT, A2) is None
-    for why in (why_not_fused(SPEC, P310), why_not_fused_mla(LATENT, P310)):
+    whys = (why_not_fused(SPEC, P310), why_not_fused_mla(LATENT, P310), why_not_fused_encoder(ENCODER, P310))
+    for why in whys:
         assert why == "npu_fused_infer_attention_score_v2 is not for Atlas 300I (310P)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from trunnion.interfaces.attention import AttentionSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, MLASpec
 from trunnion_ascend.soc import Soc
 
 OPERATOR = "npu_fused_infer_attention_score_v2"
@@ -33,8 +33,8 @@ def why_not_fused(spec: AttentionSpec, soc: Soc) -> str | None:
     """Why the operator cannot run layers of this shape, or None if it can."""
     if (reason := _why_no_operator(spec.dtype, soc)) is not None:
         return reason
-    if spec.head_dim not in HEAD_DIMS:
-        return f"{OPERATOR} takes head_dim {' or '.join(map(str, HEAD_DIMS))}, not {spec.head_dim}"
+    if (reason := _why_not_head_dim(spec.head_dim)) is not None:
+        return reason
     if spec.num_qo_heads % spec.num_kv_heads or spec.num_qo_heads // spec.num_kv_heads > MAX_GROUP:
         return (
             f"{OPERATOR} shares a KV head among up to {MAX_GROUP} query heads, evenly; not {spec.num_kv_heads} among "
@@ -60,6 +60,19 @@ def why_not_fused_mla(spec: MLASpec, soc: Soc) -> str | None:
         choices = ", ".join(map(str, LATENT_HEADS))
         return f"{OPERATOR} takes latents with {choices} query heads, not {spec.num_qo_heads}"
     return None
+
+
+def why_not_fused_encoder(spec: EncoderSpec, soc: Soc) -> str | None:
+    """Why the operator cannot run an encoder's layers of this shape, or None if it can."""
+    if (reason := _why_no_operator(spec.dtype, soc)) is not None:
+        return reason
+    return _why_not_head_dim(spec.head_dim)
+
+
+def _why_not_head_dim(head_dim: int) -> str | None:
+    if head_dim in HEAD_DIMS:
+        return None
+    return f"{OPERATOR} takes head_dim {' or '.join(map(str, HEAD_DIMS))}, not {head_dim}"
 
 
 def _why_no_operator(dtype: torch.dtype, soc: Soc) -> str | None:

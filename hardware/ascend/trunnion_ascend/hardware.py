@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
@@ -23,7 +23,7 @@ from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import captured_group
 from trunnion_ascend import environment
-from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, why_not_fused, why_not_fused_mla
+from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, why_not_fused, why_not_fused_encoder, why_not_fused_mla
 from trunnion_ascend.fences import EventFence
 from trunnion_ascend.float8 import refuse_cache, refuse_scheme
 from trunnion_ascend.graph_budget import GraphBudget
@@ -102,6 +102,8 @@ class AscendHardware(ReferenceHardware):
             reason = why_not_fused(spec, self.soc)
         elif isinstance(spec, MLASpec):
             reason = why_not_fused_mla(spec, self.soc)
+        elif isinstance(spec, EncoderSpec):
+            reason = why_not_fused_encoder(spec, self.soc)
         else:
             reason = super().group_class(spec)[1]
         return (_fused_group(spec), None) if reason is None else (captured_group(spec), reason)
@@ -187,8 +189,11 @@ class AscendHardware(ReferenceHardware):
 def _fused_group(spec: GroupSpec) -> type[Group]:
     # Imports torch_npu, as the runner does.
     from trunnion_ascend.attention import FusedAttentionGroup
+    from trunnion_ascend.encoder import FusedEncoderGroup
     from trunnion_ascend.mla import FusedMLAGroup
 
+    if isinstance(spec, EncoderSpec):
+        return FusedEncoderGroup
     return FusedMLAGroup if isinstance(spec, MLASpec) else FusedAttentionGroup
 
 
