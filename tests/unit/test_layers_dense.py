@@ -22,7 +22,7 @@ from trunnion.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from trunnion.layers.norm import RMSNorm
+from trunnion.layers.norm import LayerNorm, RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
 from trunnion.reference import ReferenceHardware
@@ -284,6 +284,24 @@ def test_norm_with_and_without_residual() -> None:
     x, residual = _randn(3, 6), _randn(3, 6, seed=2)
     normed, total = norm(x, residual)
     assert torch.equal(total, x + residual) and torch.equal(normed, norm(total))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_with_and_without_a_bias(dtype: torch.dtype, bias: bool) -> None:
+    norm = LayerNorm(6, 0.1, bias=bias, ctx=_context(dtype=dtype))
+    for index, parameter in enumerate(norm.parameters()):
+        parameter.data = _randn(6, seed=index + 1).to(dtype)
+    assert [name for name, _ in norm.named_parameters()] == ["weight", "bias"][: 1 + bias]
+    x = (_randn(3, 6) + 2).to(dtype)
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    expected = norm.weight.double() * centred / (centred.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    if norm.bias is not None:
+        expected = expected + norm.bias.double()
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(norm(x).double(), expected, rtol=tolerance, atol=1e-6)
+    assert norm(x).dtype == dtype
 
 
 def test_activations_call_their_operators() -> None:

@@ -173,6 +173,7 @@ CASES: dict[str, Callable[[Inputs], torch.Tensor | tuple[torch.Tensor, ...]]] = 
     "ones": lambda x: torch.ones(7, 5, device=x.device),
     "eye": lambda x: torch.eye(5, device=x.device),
     "layer norm": lambda x: functional.layer_norm(x(7, 5), (5,), x(5), x(5)),
+    "layer norm without a bias": lambda x: functional.layer_norm(x(7, 5), (5,), x(5)),
     "vector norm": lambda x: torch.linalg.vector_norm(x(7, 5), dim=-1, keepdim=True),
     "normalize": lambda x: functional.normalize(x(7, 5), dim=-1),
     "given output": lambda x: torch.mul(x(7, 5), x(7, 5), out=torch.empty(7, 5, device=x.device)),

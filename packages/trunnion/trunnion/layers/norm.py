@@ -39,16 +39,18 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer norm with a bias (arXiv:1607.06450); x [..., size], weight and bias on every rank."""
+    """Layer norm (arXiv:1607.06450), with a bias unless told otherwise; x [..., size], all of it on every rank."""
 
-    def __init__(self, size: int, eps: float, *, ctx: BuildContext) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(self, size: int, eps: float, *, bias: bool = True, ctx: BuildContext) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size, dtype=ctx.dtype), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(size, dtype=ctx.dtype), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(size, dtype=ctx.dtype), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}"
+        return f"{self.weight.shape[0]}, eps={self.eps}, bias={self.bias is not None}"
