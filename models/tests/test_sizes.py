@@ -295,6 +295,24 @@ SMOLLM3_3B = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
 }
+COMMAND_R7B = {
+    "architectures": ["Cohere2ForCausalLM"],
+    "vocab_size": 256000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+TINY_AYA = {
+    "architectures": ["Cohere2ForCausalLM"],
+    "vocab_size": 262144,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
 EXAONE_4_0_1_2B = {
     "architectures": ["Exaone4ForCausalLM"],
     "vocab_size": 102400,
@@ -340,6 +358,8 @@ PUBLISHED = [
     pytest.param(MISTRAL_SMALL_3_1, 23_572_403_200, id="Mistral-Small-3.1-text"),
     pytest.param(MINISTRAL_3_3B, 3_429_006_336, id="Ministral-3-3B-text"),
     pytest.param(SMOLLM3_3B, 3_075_098_624, id="SmolLM3-3B"),
+    pytest.param(COMMAND_R7B, 8_028_033_024, id="Command-R7B"),
+    pytest.param(TINY_AYA, 3_349_227_520, id="Tiny-Aya"),
     pytest.param(EXAONE_4_0_1_2B, 1_279_391_488, id="EXAONE-4.0-1.2B"),
     pytest.param(EXAONE_4_0_32B, 32_003_216_384, id="EXAONE-4.0-32B"),
     pytest.param(DEEPSEEK_V2_LITE, 15_706_484_224, id="DeepSeek-V2-Lite"),

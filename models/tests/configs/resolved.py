@@ -171,6 +171,8 @@ def _window(attention: Any, config: PretrainedConfig, kind: str | None) -> int |
 
 
 def _rotates(attention: Any) -> bool:
+    if type(attention).__name__.startswith("Cohere2"):
+        return attention.sliding_window is not None
     if type(attention).__name__.startswith("Exaone4"):
         return attention.sliding_window is None or bool(attention.is_sliding)
     return bool(getattr(attention, "use_rope", True))

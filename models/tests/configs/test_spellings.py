@@ -114,7 +114,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "rope-old-yarn": OWN_ROPE,
     "rope-new-llama3": OWN_ROPE | {"gemma3"},
     "rope-new-yarn": OWN_ROPE | {"gemma3"},
-    "window-null": frozenset({"exaone4", "gemma2", "gemma3", "gpt_oss", "ministral", "olmo3", "qwen2"}),
+    "window-null": frozenset({"cohere2", "exaone4", "gemma2", "gemma3", "gpt_oss", "ministral", "olmo3", "qwen2"}),
     "layer-types-full": frozenset({"ministral3", "mistral", "mistral3"}),
     "layer-types-sliding": frozenset({"qwen2_5_vl", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_moe", "smollm3"}),
     "attention-bias": frozenset({"phi3"}),
