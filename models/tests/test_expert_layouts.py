@@ -24,7 +24,9 @@ from trunnion_models.gpt_oss.weights import WEIGHT_MAP as GPT_OSS
 from trunnion_models.granitemoe.weights import WEIGHT_MAP as GRANITEMOE
 from trunnion_models.mixtral.weights import WEIGHT_MAP as MIXTRAL
 from trunnion_models.qwen2_moe.weights import WEIGHT_MAP as QWEN2_MOE
+from trunnion_models.qwen3_5_moe.weights import WEIGHT_MAP as QWEN3_5_MOE
 from trunnion_models.qwen3_moe.weights import WEIGHT_MAP as QWEN3_MOE
+from trunnion_models.qwen3_next.weights import WEIGHT_MAP as QWEN3_NEXT
 
 EXPERTS = 4
 
@@ -124,6 +126,8 @@ class Family:
 FAMILIES = {
     "qwen2_moe": Family(QWEN2_MOE),
     "qwen3_moe": Family(QWEN3_MOE),
+    "qwen3_next": Family(QWEN3_NEXT),
+    "qwen3_5_moe": Family(QWEN3_5_MOE),
     "mixtral": Family(MIXTRAL, "block_sparse_moe"),
     "granitemoe": Family(GRANITEMOE, "block_sparse_moe", "router"),
     "gpt_oss": Family(GPT_OSS, router="router", bias=True),
@@ -159,6 +163,10 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "qwen3_moe-transposed": ("qwen3_moe", stacked_transposed),
     "qwen2_moe-per-expert": ("qwen2_moe", QWEN),
     "qwen2_moe-stacked": ("qwen2_moe", stacked),
+    "qwen3_next-per-expert": ("qwen3_next", QWEN),
+    "qwen3_next-stacked": ("qwen3_next", stacked),
+    "qwen3_5_moe-per-expert": ("qwen3_5_moe", QWEN),
+    "qwen3_5_moe-stacked": ("qwen3_5_moe", stacked),
     "mixtral-per-expert": ("mixtral", per_expert("block_sparse_moe", "w1", "w3", "w2")),
     "mixtral-as-transformers-5-names-it": ("mixtral", stacked),
     "granitemoe-stacked": ("granitemoe", granite),
@@ -166,7 +174,13 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
 }
 NAMED = {
     name: LAYOUTS[name]
-    for name in ("qwen3_moe-per-expert", "mixtral-per-expert", "granitemoe-stacked", "gpt_oss-stacked")
+    for name in (
+        "qwen3_moe-per-expert",
+        "qwen3_5_moe-stacked",
+        "mixtral-per-expert",
+        "granitemoe-stacked",
+        "gpt_oss-stacked",
+    )
 }
 """Layouts whose names say which way an expert lies."""
 

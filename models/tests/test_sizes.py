@@ -161,6 +161,15 @@ QWEN3_5_9B = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
 }
+QWEN3_5_35B_A3B = {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "vocab_size": 248320,
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+}
 QWEN3_30B_A3B = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "vocab_size": 151936,
@@ -369,6 +378,7 @@ PUBLISHED = [
     pytest.param(GLM_4_5, 352_797_814_784 + 89 * 160, id="GLM-4.5"),
     pytest.param(QWEN3_NEXT_80B, 79_674_391_296, id="Qwen3-Next-80B"),
     pytest.param(QWEN3_5_9B, 8_953_803_264, id="Qwen3.5-9B-text"),
+    pytest.param(QWEN3_5_35B_A3B, 34_660_610_688, id="Qwen3.5-35B-A3B-text"),
     pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),
     pytest.param(QWEN1_5_MOE_A2_7B, 14_315_784_192, id="Qwen1.5-MoE-A2.7B"),
     pytest.param(MIXTRAL_8X7B, 46_702_792_704, id="Mixtral-8x7B"),

@@ -108,9 +108,9 @@ def windows_by_type(config: Mapping[str, Any], types: Sequence[str]) -> tuple[in
     return window_by_layer(config, types, config.get("sliding_window"))
 
 
-def integer(config: Mapping[str, Any], name: str, default: int) -> int:
+def integer(config: Mapping[str, Any], name: str, default: int, *, zero_allowed: bool = False) -> int:
     """The field `name`, checked, or `default` if it is not given."""
-    return int(_checked(config, name, "int", _given(config, name, default), False))
+    return int(_checked(config, name, "int", _given(config, name, default), zero_allowed))
 
 
 def num_layers(config: Mapping[str, Any]) -> int:

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+)
 
 from trunnion import registry
 from trunnion.config import BuildContext
@@ -111,7 +117,8 @@ def resolve_there(config: Mapping[str, Any], folder: Path) -> Resolved:
     found = AutoConfig.from_pretrained(folder)
     # Building a model may change its configuration.
     dtype = found.get_text_config().dtype or found.dtype
-    factory = AutoModelForImageTextToText if "ConditionalGeneration" in config["architectures"][0] else None
+    # By the file's contents: a text may stand under the name of the model that sees.
+    factory = AutoModelForImageTextToText if type(found) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else None
     with torch.device("meta"):
         model: Any = (factory or AutoModelForCausalLM).from_config(found)
     text, decoder, head = found.get_text_config(), model.get_decoder(), model.get_output_embeddings().weight

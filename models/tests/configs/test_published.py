@@ -18,7 +18,6 @@ PUBLISHED = {path.stem: json.loads(path.read_text()) for path in sorted(Path(__f
 REFUSED = {
     "lfm2-1.2b-unsupported": "Lfm2ForCausalLM",
     "qwen2-vl-7b-mrope": "Qwen2VLForConditionalGeneration",
-    "qwen3.5-moe-reap-text": "Qwen3_5MoeForConditionalGeneration",
 }
 """Files whose architecture no family has."""
 ARCHITECTURES = {name for family in registry.model_families() for name in family.architectures}

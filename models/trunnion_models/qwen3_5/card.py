@@ -31,16 +31,30 @@ BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _DENSE: dict[str, Any] = BASE | {"model_type": "qwen3_5_text", "intermediate_size": 96}
-_VISION: dict[str, Any] = {
-    "model_type": "qwen3_5_vision",
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_heads": 2,
-    "out_hidden_size": 64,
-    "patch_size": 4,
-    "num_position_embeddings": 16,
-}
+
+
+def beside_a_tower(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a checkpoint that has `text` and a vision tower."""
+    vision = {
+        "model_type": f"{model_type}_vision",
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": text["hidden_size"],
+        "patch_size": 4,
+        "num_position_embeddings": 16,
+    }
+    return {
+        "model_type": model_type,
+        "text_config": text,
+        "vision_config": vision,
+        "image_token_id": 10,
+        "video_token_id": 11,
+        "vision_start_token_id": 12,
+        "vision_end_token_id": 13,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+    }
 
 
 def _qwen3_5(name: str, notes: str, *, quick: bool = False, draft: bool = False, **changes: Any) -> Card:
@@ -74,16 +88,7 @@ CARDS: tuple[Card, ...] = (
     Card(
         name="qwen3_5-beside-a-tower",
         architecture="Qwen3_5ForConditionalGeneration",
-        config={
-            "model_type": "qwen3_5",
-            "text_config": _DENSE,
-            "vision_config": _VISION,
-            "image_token_id": 10,
-            "video_token_id": 11,
-            "vision_start_token_id": 12,
-            "vision_end_token_id": 13,
-            "tie_word_embeddings": False,
-        },
+        config=beside_a_tower("qwen3_5", _DENSE),
         notes="text of a checkpoint with a tower: its names, its tensors left out",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from trunnion.errors import ConfigError
 from trunnion.hf_config import text_config
@@ -14,25 +14,18 @@ from trunnion_models.qwen3_next.config import DEFAULTS, GatedDeltaConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3_5Config(GatedDeltaConfig):
-    """The text's. Its head is tied if `text_config` says so, or the outer config where that says nothing."""
-
-    intermediate_size: int
+class Qwen3_5TextConfig(GatedDeltaConfig):
+    """Of either kind of MLP. The head is tied if `text_config` says so, or the outer config where that says nothing."""
 
     separate_projections: ClassVar[bool] = True
-    text_type: ClassVar[str] = "qwen3_5_text"
+    text_type: ClassVar[str]
     """`model_type` of the text, whose fields may be `text_config` or all of the file."""
-    default_kv_heads: ClassVar[int] = 4
+    default_kv_heads: ClassVar[int]
     """KV heads where the file does not say."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Qwen3_5Config:
-        """Read a `config.json`; ConfigError or UnsupportedError names the field."""
-        return cls(**cls.text_fields(config))
-
-    @classmethod
-    def text_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of this class and those of a subclass, of a `config.json` with or without a tower."""
+    def from_hf(cls, config: Mapping[str, Any]) -> Self:
+        """Read a `config.json`, of the text alone or with a tower; ConfigError or UnsupportedError names the field."""
         if not isinstance(config.get("text_config"), Mapping) and config.get("model_type") != cls.text_type:
             raise ConfigError(
                 f"config of {family(config)}: text_config must be a dictionary, got {config.get('text_config')!r}; "
@@ -41,12 +34,24 @@ class Qwen3_5Config(GatedDeltaConfig):
         text = {**DEFAULTS, "num_key_value_heads": cls.default_kv_heads, **text_config(config)}
         require(text, "model_type", cls.text_type, [cls.text_type])
         require(text, "hidden_act", "silu", ["silu"])
-        # transformers reads none of these: what they would turn off is always there.
+        # transformers does not read it: the gate is always there.
         require(text, "attn_output_gate", True, [True])
-        require(text, "norm_topk_prob", True, [True])
-        require(text, "mlp_only_layers", [], [[]])
-        require(text, "decoder_sparse_step", 1, [1])
-        return read_fields(cls, text, rope=read_rope_of_text(text), **cls.common_fields(text))
+        cls.check_mlp(text)
+        return cls(**read_fields(cls, text, rope=read_rope_of_text(text), **cls.common_fields(text)))
+
+    @classmethod
+    def check_mlp(cls, text: Mapping[str, Any]) -> None:
+        """Refuse settings of the text's MLP that are not done here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3_5Config(Qwen3_5TextConfig):
+    """With a dense MLP."""
+
+    intermediate_size: int
+
+    text_type: ClassVar[str] = "qwen3_5_text"
+    default_kv_heads: ClassVar[int] = 4
 
     def is_sparse(self, index: int) -> bool:
         """See `GatedDeltaConfig.is_sparse`."""

@@ -68,7 +68,7 @@ class Qwen3NextConfig(GatedDeltaConfig):
     decoder_sparse_step: int = 1
     norm_topk_prob: bool = True
     num_nextn_predict_layers: int = 1
-    """Layers of the head that drafts, if the checkpoint has one."""
+    """Layers of the head that drafts; published configurations do not say that there is one."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3NextConfig:
@@ -81,6 +81,7 @@ class Qwen3NextConfig(GatedDeltaConfig):
                 config,
                 rope=read_rope(config, takes_partial=True),
                 mlp_only_layers=tuple(config.get("mlp_only_layers") or ()),
+                num_nextn_predict_layers=integer(config, "num_nextn_predict_layers", 1, zero_allowed=True),
                 **cls.common_fields(config),
             )
         )
