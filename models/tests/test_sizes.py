@@ -351,6 +351,27 @@ GLM_4_9B = {
     "num_hidden_layers": 40,
     "num_attention_heads": 32,
 }
+MINILM_L6 = {
+    "architectures": ["BertForSequenceClassification"],
+    "vocab_size": 30522,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "num_labels": 1,
+}
+BGE_RERANKER_LARGE = {
+    "architectures": ["XLMRobertaForSequenceClassification"],
+    "vocab_size": 250002,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 514,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "num_labels": 1,
+}
 
 PUBLISHED = [
     pytest.param(SMOLLM2_135M, 134_515_008, id="SmolLM2-135M"),
@@ -389,6 +410,8 @@ PUBLISHED = [
     pytest.param(PHI_4_MINI, 3_836_021_760, id="Phi-4-mini"),
     pytest.param(GRANITE_3_3_2B, 2_533_539_840, id="Granite-3.3-2B"),
     pytest.param(GRANITE_3B_CODE, 3_482_503_680, id="Granite-3B-Code"),
+    pytest.param(MINILM_L6, 22_713_601, id="ms-marco-MiniLM-L6-v2"),
+    pytest.param(BGE_RERANKER_LARGE, 559_891_457, id="bge-reranker-large"),
     pytest.param(GLM_4_9B, 9_400_279_040, id="GLM-4-9B-0414"),
 ]
 
