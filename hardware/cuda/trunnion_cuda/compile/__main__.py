@@ -43,8 +43,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps([asdict(line) for line in lines], indent=1))
     faults = [line for line in lines if line.fault]
     spilling = sum(line.stack > 0 for line in lines)
+    print(f"assemblers: {', '.join(assemblers())}")
     print(f"{len(lines)} kernels compiled, {spilling} of them spill, {len(faults)} faults")
     return 1 if faults or not lines else 0
+
+
+def assemblers() -> list[str]:
+    """Versions of those that Triton calls, and where one comes from that is not its own."""
+    from triton import knobs
+
+    found = []
+    for name, tool in (("ptxas", knobs.nvidia.ptxas), ("for Blackwell", knobs.nvidia.ptxas_blackwell)):
+        own = Path(tool.path).is_relative_to(Path(knobs.__file__).parent)
+        found.append(f"{name} {tool.version}{'' if own else f' of {tool.path}'}")
+    return found
 
 
 def _compile(options: argparse.Namespace) -> list[Line]:
