@@ -52,6 +52,8 @@ class Card:
     """Of cached keys and values, as in ExecutorConfig; compared with a cache that rounds what is put into it."""
     draft: bool = False
     """The card is the head that drafts for the architecture; its logits on the decoder's hidden states are compared."""
+    draft_config: Mapping[str, Any] | None = None
+    """`config.json` of a draft that has its own checkpoint; None: it lies in the decoder's."""
     images: tuple[CardImage, ...] = ()
     """Of a vision-language model; those of one sequence in order, with text between them."""
     quick: bool = False

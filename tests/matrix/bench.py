@@ -75,8 +75,10 @@ def load_bench(
     # Nobody runs these shapes again: timing kernels for them would take longer than running them.
     options = {"dtype": dtype, "tuning_seconds": 0.0, **parallel}
     if card.draft:
+        options["draft_model"] = reference.draft_folder
         target, draft = make_pair(reference.folder, hardware, package, limits, **options)
-        return Bench(card, reference, FollowedHost(target, draft, num_blocks, reference.sequences), draft, block_size)
+        host = FollowedHost(target, draft, num_blocks, reference.sequences, reference.token_ids)
+        return Bench(card, reference, host, draft, block_size)
     executor = ModelExecutor.create(
         ExecutorConfig(
             model=reference.folder,

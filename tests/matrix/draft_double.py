@@ -57,12 +57,21 @@ class DraftDouble(HostDouble):
 
 
 class FollowedHost(HostDouble):
-    """A target's host that lets a draft follow every step on the same rows, and returns the draft's logits instead."""
+    """A target's host that lets a draft follow every step on the same rows, and returns the draft's logits instead.
+
+    Where the draft can say few tokens, `token_ids`, they are the logits of those; the others must be impossible.
+    """
 
     def __init__(
-        self, target: ModelExecutor, draft: ModelExecutor, num_blocks: int, sequences: Sequence[list[int]]
+        self,
+        target: ModelExecutor,
+        draft: ModelExecutor,
+        num_blocks: int,
+        sequences: Sequence[list[int]],
+        token_ids: torch.Tensor | None = None,
     ) -> None:
         super().__init__(target, num_blocks, target.device)
+        self._token_ids = token_ids
         self._draft = DraftDouble(draft, num_blocks, draft.device, seed=1)
         self._sequences = sequences
         self._followers: dict[int, Request] = {}
@@ -110,7 +119,15 @@ class FollowedHost(HostDouble):
             )
             for chunk, first in zip(given, self.first_rows, strict=True)
         ]
-        return self._draft.draft(followers, 0, query_len)
+        return [self._of_tokens(rows) for rows in self._draft.draft(followers, 0, query_len)]
+
+    def _of_tokens(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._token_ids is None:
+            return rows
+        said = rows[:, self._token_ids]
+        others = rows.index_fill(1, self._token_ids, -torch.inf)
+        assert others.isneginf().all(), "a token that the draft cannot say has a logit"
+        return said
 
 
 @dataclass

@@ -26,6 +26,7 @@ from trunnion.config import PoolingConfig
 from trunnion_models.card import Card
 
 from .deepseek_mtp_reference import PARTS, DeepseekMTPReference
+from .eagle3_reference import FOLDER, eagle3_rows, load_eagle3, make_eagle3
 from .hf_encoders import encoder_class, rows_of_prefixes
 from .hf_images import Images, make_images, place, positions_of, run_with_images
 from .mtp_reference import MTPReference
@@ -62,6 +63,13 @@ class Reference:
     card: Card
     positions: torch.Tensor | None = None
     """[sequences, max_model_len, 3] int32 of a vision-language model."""
+    token_ids: torch.Tensor | None = None
+    """[columns]: the tokens that the columns of `logits` are, where these are few; the others cannot be said."""
+
+    @property
+    def draft_folder(self) -> Path | None:
+        """Of a draft that has its own checkpoint."""
+        return None if self.card.draft_config is None else self.folder / FOLDER
 
     @property
     def images(self) -> Images:
@@ -76,7 +84,10 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
     """
     model = random_model(card).to(dtype)
     model.save_pretrained(folder)
-    if card.draft:
+    token_ids = None
+    if card.draft_config is not None:
+        token_ids = _save_random_eagle3(card, folder / FOLDER, dtype)
+    elif card.draft:
         save_with_head(folder, _random_head(model.config).to(dtype))
     if card.quantization is not None:
         save_quantised(folder, card.quantization)
@@ -95,7 +106,7 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
         positions = positions_of(load_reference(folder, torch.float32), ids, card)
     rows = _rows(folder, torch.float32, ids, card)
     own_error = None if dtype == torch.float32 else _rows(folder, dtype, ids, card) - rows
-    return Reference(folder, ids.tolist(), rows, own_error, card, positions)
+    return Reference(folder, ids.tolist(), rows, own_error, card, positions, token_ids)
 
 
 def sensitivity(reference: Reference) -> float:
@@ -110,6 +121,8 @@ def sensitivity(reference: Reference) -> float:
 @torch.inference_mode()
 def _rows(folder: Path, dtype: torch.dtype, ids: torch.Tensor, card: Card) -> torch.Tensor:
     """Logits, or what pooling by the last token gives for the prompt that ends at each position."""
+    if card.draft_config is not None:
+        return eagle3_rows(load_eagle3(card, folder / FOLDER, dtype), load_reference(folder, dtype), ids)
     if card.draft:
         target, head = load_reference(folder, dtype), load_head(folder, dtype)
         hidden = target.model(ids[:, :-1], use_cache=False).last_hidden_state
@@ -205,7 +218,7 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
         shape = (len(card.seq_lens), card.max_model_len)
         return torch.randint(LEAST_ID, card.vocab_size, shape, generator=generator)
     model = load_reference(folder, torch.float32)
-    head = load_head(folder, torch.float32) if card.draft else None
+    head = load_head(folder, torch.float32) if card.draft and card.draft_config is None else None
     named = [*model.named_modules(), *(head.named_modules() if head is not None else ())]
     found = list(routers(named).values())
     shape = (len(card.seq_lens) * (CANDIDATES if found else 1), card.max_model_len)
@@ -226,6 +239,18 @@ def _choose_sequences(card: Card, folder: Path) -> torch.Tensor:
         smallest[chosen] = -1.0
         chosen.append(int(smallest.argmax()))
     return ids[chosen]
+
+
+def _save_random_eagle3(card: Card, folder: Path, dtype: torch.dtype) -> torch.Tensor:
+    """A draft with random weights that matter -> the tokens that it can say."""
+    torch.manual_seed(SEED)
+    generator = torch.Generator().manual_seed(SEED)
+    head = make_eagle3(card, generator)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            _randomise(name, parameter, generator)
+    head.to(dtype).save(folder, dtype)
+    return head.token_ids
 
 
 def random_model(card: Card) -> PreTrainedModel:

@@ -25,8 +25,8 @@ class LayerEvents:
         self.active = False
         """The host asks for events in its next steps."""
         names = [name for group in executor.kv_cache_spec().groups for name in group.layers]
-        self.order = sorted(range(len(names)), key=lambda layer: int(re.findall(r"\d+", names[layer])[0]))
-        """Layers in the order in which the model calls them."""
+        self.order = sorted(range(len(names)), key=lambda layer: int((re.findall(r"\d+", names[layer]) or ["0"])[0]))
+        """Layers in the order in which the model calls them; one alone may have no number."""
         self.waited: list[int] = []
         self.written: list[int] = []
         self._caches = [tensors for layers in caches for tensors in layers]

@@ -178,7 +178,7 @@ def test_an_architecture_without_a_head_is_named_with_the_choices() -> None:
         registry.draft_class({"architectures": ["LlamaForCausalLM"]})
     assert str(caught.value) == (
         "there is no draft head for architecture 'LlamaForCausalLM'; "
-        "supported: DeepseekV3ForCausalLM, Glm4MoeForCausalLM, Qwen3NextForCausalLM"
+        "supported: DeepseekV3ForCausalLM, Glm4MoeForCausalLM, Qwen3NextForCausalLM, or name a draft_model"
     )
     with pytest.raises(ConfigError, match="names no architecture"):
         registry.draft_class({"architectures": []})

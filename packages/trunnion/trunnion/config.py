@@ -36,13 +36,15 @@ class ExecutorConfig:
     """How long `warm_up` may time kernels of a package that chooses among configurations; None: as the package has it.
     0 times nothing, and takes what an earlier start has found."""
     role: Role = Role.TARGET
-    """A draft is the head that `model` carries to draft for its decoder; it shares with the decoder's executor."""
+    """A draft is `draft_model`, or the head that `model` carries; it shares with the executor of the decoder."""
     staging: Staging = Staging.HOST
     keep_hidden: bool = False
     """Keep the hidden states of each step for a draft; a draft keeps its own anyway."""
     kv_cache_dtype: str = "auto"
     """What keys and values are cached in: "auto" (the model's dtype) or "fp8_e4m3". States of recurrent layers keep
     their own dtype."""
+    draft_model: Path | None = None
+    """The checkpoint of a draft that has its own; both executors are told, for its target keeps what it reads."""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -52,6 +54,10 @@ class ExecutorConfig:
             raise ValueError(f"unknown kv_cache_dtype {self.kv_cache_dtype!r}; choices: auto, {choices}")
         if self.tuning_seconds is not None and not self.tuning_seconds >= 0:
             raise ValueError(f"tuning_seconds is {self.tuning_seconds}, expected 0 or more, or None")
+        if self.draft_model is not None and self.role is Role.TARGET and not self.keep_hidden:
+            raise ValueError(
+                f"draft_model is {str(self.draft_model)!r}, and keep_hidden is not set: it reads what is kept"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ A hardware package is named by an entry point in the group `trunnion.hardware` (
 top-level package `trunnion_<name>` on the import path with a `hardware.py`. Model families are the subpackages of
 `trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
 (`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code, and
-`POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, and `DRAFTS` if it has heads that draft for
-its architectures.
+`POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, `DRAFTS` if it has heads that draft for its
+architectures, and `DRAFT_ARCHITECTURES` if it runs drafts with checkpoints of their own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from typing import Any
 
 from trunnion.errors import ConfigError, UnsupportedError
 from trunnion.interfaces.hardware import Hardware
-from trunnion.interfaces.model import DraftModel, Model
+from trunnion.interfaces.model import AuxDraftModel, DraftModel, Model
 from trunnion.pooling import MODULES_FILE
 
 HARDWARE_GROUP = "trunnion.hardware"
 MODELS_GROUP = "trunnion.models"
 PACKAGE_PREFIX = "trunnion_"
 MODELS_PACKAGE = "trunnion_models"
+FAMILY_TABLES = ("architectures", "pooling_architectures", "drafts", "draft_architectures")
+"""Fields of ModelFamily that a family's package declares, in capitals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class ModelFamily:
     """The same, for checkpoints that say how they pool; the class name alone does not tell the two apart."""
     drafts: Mapping[str, str] = field(default_factory=dict)
     """Class name of a decoder -> `module:class` of the head that drafts for it, from the same checkpoint."""
+    draft_architectures: Mapping[str, str] = field(default_factory=dict)
+    """Class name in the `config.json` of a draft with its own checkpoint -> `module:class`; may be a decoder's name."""
 
 
 class Registry:
@@ -133,31 +137,30 @@ def model_families() -> tuple[ModelFamily, ...]:
     """All model families, sorted by name.
 
     Raises:
-        UnsupportedError: two families claim one architecture, or the head that drafts for it.
+        UnsupportedError: two families claim one architecture, the head that drafts for it, or drafts of its name.
     """
     packages = {entry.value.partition(":")[0] for entry in metadata.entry_points(group=MODELS_GROUP)}
     if util.find_spec(MODELS_PACKAGE) is not None:
         packages.add(MODELS_PACKAGE)
     families: list[ModelFamily] = []
     owners: dict[str, str] = {}
-    drafters: dict[str, str] = {}
     for package in sorted(packages):
         for family in _families_of(package):
-            for architecture in {*family.architectures, *family.pooling_architectures}:
-                if architecture in owners:
-                    raise UnsupportedError(
-                        f"architecture {architecture!r} is claimed by {owners[architecture]} and {family.package}"
-                    )
-                owners[architecture] = family.package
-            for architecture in family.drafts:
-                if architecture in drafters:
-                    raise UnsupportedError(
-                        f"the draft head of architecture {architecture!r} is claimed by {drafters[architecture]} and "
-                        f"{family.package}"
-                    )
-                drafters[architecture] = family.package
+            for claim in _claims(family):
+                if claim in owners:
+                    raise UnsupportedError(f"{claim} is claimed by {owners[claim]} and {family.package}")
+                owners[claim] = family.package
             families.append(family)
     return tuple(sorted(families, key=lambda family: family.name))
+
+
+def _claims(family: ModelFamily) -> Sequence[str]:
+    """What no other family may run."""
+    return (
+        *(f"architecture {name!r}" for name in {*family.architectures, *family.pooling_architectures}),
+        *(f"the draft head of architecture {name!r}" for name in family.drafts),
+        *(f"draft architecture {name!r}" for name in family.draft_architectures),
+    )
 
 
 def model_class(config: Mapping[str, Any], *, pooling: bool = False) -> type[Model]:
@@ -203,7 +206,26 @@ def draft_class(config: Mapping[str, Any]) -> type[DraftModel]:
             found: type[DraftModel] = _import(family, family.drafts[name])
             return found
     known = ", ".join(sorted({name for family in families for name in family.drafts})) or "none"
-    raise UnsupportedError(f"there is no draft head for architecture {name!r}; supported: {known}")
+    raise UnsupportedError(
+        f"there is no draft head for architecture {name!r}; supported: {known}, or name a draft_model"
+    )
+
+
+def own_draft_class(config: Mapping[str, Any]) -> type[AuxDraftModel]:
+    """The class of a draft that has its own checkpoint, by its `config.json`; only this family's code is imported.
+
+    Raises:
+        UnsupportedError: no family runs such drafts; the text lists those that are run.
+        ConfigError: the config names no architecture.
+    """
+    name = _architecture(config)
+    families = model_families()
+    for family in families:
+        if name in family.draft_architectures:
+            found: type[AuxDraftModel] = _import(family, family.draft_architectures[name])
+            return found
+    known = ", ".join(sorted({name for family in families for name in family.draft_architectures})) or "none"
+    raise UnsupportedError(f"unknown architecture {name!r} of a draft with a checkpoint of its own; supported: {known}")
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -240,19 +262,9 @@ def _families_of(package: str) -> list[ModelFamily]:
         if module.ispkg:
             name = f"{package}.{module.name}"
             package_module = importlib.import_module(name)
-            architectures = getattr(package_module, "ARCHITECTURES", None)
-            if architectures:
-                pooling = getattr(package_module, "POOLING_ARCHITECTURES", {})
-                drafts = getattr(package_module, "DRAFTS", {})
-                families.append(
-                    ModelFamily(
-                        name=module.name,
-                        package=name,
-                        architectures=dict(architectures),
-                        pooling_architectures=dict(pooling),
-                        drafts=dict(drafts),
-                    )
-                )
+            tables = {field: dict(getattr(package_module, field.upper(), {})) for field in FAMILY_TABLES}
+            if any(tables.values()):
+                families.append(ModelFamily(name=module.name, package=name, **tables))
     return families
 
 

@@ -8,6 +8,14 @@ from importlib.util import find_spec
 
 from trunnion.registry import ModelFamily, model_families
 
+LISTED = {
+    "architectures": "",
+    "pooling_architectures": "embeds: ",
+    "drafts": "drafts for: ",
+    "draft_architectures": "drafts, with checkpoints of their own: ",
+}
+"""What is listed of a family, and in which words."""
+
 
 def models(*, as_json: bool) -> int:
     """Print family, number of test cards, architectures and what they have heads for; the exit code."""
@@ -17,6 +25,7 @@ def models(*, as_json: bool) -> int:
             "architectures": sorted(family.architectures),
             "pooling_architectures": sorted(family.pooling_architectures),
             "drafts": sorted(family.drafts),
+            "draft_architectures": sorted(family.draft_architectures),
             "cards": _card_count(family),
         }
         for family in model_families()
@@ -26,11 +35,12 @@ def models(*, as_json: bool) -> int:
         return 0
     width = max((len(str(family["family"])) for family in families), default=0)
     for family in families:
-        architectures, pooling, drafts = family["architectures"], family["pooling_architectures"], family["drafts"]
-        assert isinstance(architectures, list) and isinstance(pooling, list) and isinstance(drafts, list)
-        extras = f"; embeds: {', '.join(pooling)}" if pooling else ""
-        extras += f"; drafts for: {', '.join(drafts)}" if drafts else ""
-        print(f"{family['family']:{width}}  {family['cards']:2} cards  {', '.join(architectures)}{extras}")
+        found = [
+            f"{what}{', '.join(names)}"
+            for key, what in LISTED.items()
+            if isinstance(names := family[key], list) and names
+        ]
+        print(f"{family['family']:{width}}  {family['cards']:2} cards  {'; '.join(found)}")
     return 0
 
 

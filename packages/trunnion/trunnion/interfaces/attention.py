@@ -121,6 +121,8 @@ class StepInputs:
     """[max_encoder_rows, hidden_size] on the device: what images were encoded to; `encoder_indices` name its rows."""
     sampled_ids: torch.Tensor | None = None
     """[max_logits_rows] int32 on the device: what negative `input_ids` stand for; None with host staging."""
+    target_states: torch.Tensor | None = None
+    """Of a draft: [max_num_tokens, width], what its target keeps of its last step; `hidden_indices` name rows of it."""
 
 
 class Group(ABC):

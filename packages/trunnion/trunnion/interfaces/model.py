@@ -73,7 +73,7 @@ class PoolingModel(Protocol):
 
 @runtime_checkable
 class DraftModel(Protocol):
-    """A head that drafts tokens for a decoder of the same checkpoint, from the decoder's hidden states.
+    """A head that drafts tokens for a decoder, from the decoder's hidden states.
 
     Row p of a step stands at position p and carries the token at p + 1 and the hidden state of the token at p, so that
     its logits are those of the token at p + 2. What a hidden state is, the models say: it is what `forward` returns,
@@ -97,6 +97,22 @@ class DraftModel(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.compute_logits`."""
+        ...
+
+
+@runtime_checkable
+class AuxDraftModel(DraftModel, Protocol):
+    """A draft with a checkpoint of its own, which reads states between its target's layers (`AuxHiddenStates`).
+
+    Its configuration has `aux_layers(num_layers)`, after how many of the target's layers they lie, their width
+    `target_hidden_size`, and the target's `vocab_size`.
+    """
+
+    shared_if_absent: tuple[str, ...]
+    """As `shared_modules`, of which the draft uses the target's if its own checkpoint has none of their tensors."""
+
+    def combine_hidden_states(self, aux_hidden_states: torch.Tensor) -> torch.Tensor:
+        """The target's states side by side, [T, states * target_hidden_size] -> what `forward` takes of them."""
         ...
 
 

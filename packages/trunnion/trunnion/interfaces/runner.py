@@ -14,7 +14,7 @@ import torch
 
 from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import Group, StepInputs
-from trunnion.interfaces.model import DraftModel, Model, MultiModal, output_head
+from trunnion.interfaces.model import AuxDraftModel, DraftModel, Model, MultiModal, output_head
 
 
 class Mode(str, Enum):
@@ -139,6 +139,15 @@ class Runner(ABC):
         is_image = (inputs.encoder_indices >= 0).unsqueeze(-1)
         embeds = torch.where(is_image, rows, self.model.embed(ids))
         return self.model.forward(ids, positions, embeds)
+
+    @torch.inference_mode()
+    def combine(self, step: StepInputs) -> None:
+        """Of an `AuxDraftModel`: make the step's hidden states of the rows of its target's that it asks for."""
+        assert isinstance(self._draft, AuxDraftModel), "only such a draft combines what its target keeps"
+        assert step.hidden_states is not None and step.target_states is not None, "a step of a draft has both"
+        assert step.device.hidden_indices is not None, "a draft asks for hidden_indices"
+        rows = step.target_states.index_select(0, step.device.hidden_indices)  # [T, states * H]
+        step.hidden_states.copy_(self._draft.combine_hidden_states(rows))
 
     def plan(self, step: StepInputs) -> None:
         """Plan every group, once per step, and count it."""

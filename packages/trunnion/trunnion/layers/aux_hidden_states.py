@@ -25,6 +25,12 @@ class AuxHiddenStates(nn.Module):
         self.hidden_size = hidden_size
         self._columns: dict[int, list[torch.Tensor]] = {}
 
+    def check(self, layers: Sequence[int]) -> None:
+        """ValueError if the decoder has not so many layers as one of the numbers."""
+        for number in layers:
+            if not 0 <= number <= self.num_layers:
+                raise ValueError(f"no auxiliary hidden states after layer {number}; choices: 0 ... {self.num_layers}")
+
     def bind(self, layers: Sequence[int], rows: torch.Tensor) -> None:
         """From now on write the states after so many `layers` side by side into `rows`.
 
@@ -32,11 +38,9 @@ class AuxHiddenStates(nn.Module):
             rows: [max_num_tokens, len(layers) * hidden_size]; a step of T tokens writes the first T rows.
 
         Raises:
-            ValueError: the decoder has not so many layers.
+            ValueError: as `check`.
         """
-        for number in layers:
-            if not 0 <= number <= self.num_layers:
-                raise ValueError(f"no auxiliary hidden states after layer {number}; choices: 0 ... {self.num_layers}")
+        self.check(layers)
         columns = rows.split(self.hidden_size, dim=-1)
         self._columns = {
             number: [column for column, wanted in zip(columns, layers, strict=True) if wanted == number]

@@ -10,6 +10,7 @@ from torch import nn
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, GroupSpec, MLASpec, RecurrentSpec
 from trunnion.interfaces.model import MultiModal
+from trunnion.layers.draft_vocabulary import DraftVocabulary
 from trunnion.layers.group_layer import GroupLayer
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -80,6 +81,8 @@ def _widest_row(model: nn.Module) -> int:
     latent = (spec for spec in _specs(model) if isinstance(spec, MLASpec))
     widest = max((spec.num_qo_heads * _key_features(spec) for spec in latent), default=0)
     for module in model.modules():
+        if isinstance(module, DraftVocabulary):
+            continue
         for parameter in module.parameters(recurse=False):
             *rows, features = parameter.shape[-2:] if parameter.dim() else (0,)
             sizes = [*rows, features * _values(parameter)]
@@ -102,7 +105,8 @@ def _values(weight: torch.Tensor) -> int:
 
 def _vocab_rows(model: nn.Module) -> int:
     heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-    return max((head.shard.num_rows * head.parallel.size for head in heads), default=0)
+    drafts = [module.vocab_size for module in model.modules() if isinstance(module, DraftVocabulary)]
+    return max((*(head.shard.num_rows * head.parallel.size for head in heads), *drafts), default=0)
 
 
 def _longest(model: nn.Module, limits: Limits) -> int:

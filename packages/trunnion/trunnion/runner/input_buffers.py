@@ -184,6 +184,7 @@ class InputBuffers:
         num_position_axes: int = 1,
         prefix_levels: bool = False,
         hidden_states: HiddenStates | None = None,
+        target_states: torch.Tensor | None = None,
         encoder_pool: torch.Tensor | None = None,
         staging: Staging = Staging.HOST,
         kept_views: int = 64,
@@ -191,6 +192,7 @@ class InputBuffers:
         layouts = field_layouts(limits, spec, required, num_position_axes, prefix_levels=prefix_levels)
         self._num_groups = len(spec.groups)
         self._encoder_pool = encoder_pool
+        self._target_states = target_states
         self._kept_views = kept_views
         self.hidden_states = hidden_states
         pinned, rows = not on_host, limits.max_logits_rows
@@ -218,12 +220,23 @@ class InputBuffers:
         host_rows = counts.num_tokens, counts.num_reqs, counts.num_logits, counts.num_prefixes
         host = self._cut(buffer_set, lent, host_rows)
         if self.device_block is None:
-            return StepInputs(counts, host, host, False, hidden, self._encoder_pool, self.sampled_ids)
+            return self._step(counts, host, host, hidden, in_graph=False)
         lent.pad(counts, bucket)
         self._upload(lent, self.device_block, counts, bucket)
         device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits, 0))
-        in_graph = bucket.mode is Mode.FULL
-        return StepInputs(counts, host, device, in_graph, hidden, self._encoder_pool, self.sampled_ids)
+        return self._step(counts, host, device, hidden, in_graph=bucket.mode is Mode.FULL)
+
+    def _step(
+        self,
+        counts: BatchCounts,
+        host: BatchTensors,
+        device: BatchTensors,
+        hidden: torch.Tensor | None,
+        *,
+        in_graph: bool,
+    ) -> StepInputs:
+        pool, sampled, states = self._encoder_pool, self.sampled_ids, self._target_states
+        return StepInputs(counts, host, device, in_graph, hidden, pool, sampled, states)
 
     def output_rows(self, buffer_set: int, rows: int) -> torch.Tensor:
         """The set's output rows `[0, rows)`."""

@@ -14,7 +14,7 @@ from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Hardware
-from trunnion.interfaces.model import ModelConfig
+from trunnion.interfaces.model import Model, ModelConfig
 from trunnion.runner import draft
 from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
 from trunnion.weights.loader import load_weights
@@ -39,10 +39,14 @@ class LoadedModel:
     parallel: ParallelGroup
     breaks: BreakPoints
     weight_report: WeightReport
+    shared_modules: tuple[str, ...] = ()
+    """Of a draft: those that are its target's."""
+    aux_layers: tuple[int, ...] = ()
+    """Of a target: after how many of its layers lie the states that its draft reads; empty: it reads the last ones."""
 
 
 def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelExecutor | None) -> LoadedModel:
-    """Load the model that `config` names, or its draft if there is a target to share with.
+    """Load the model that `config` names, or the draft for it if there is a target to share with.
 
     Raises:
         UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
@@ -53,14 +57,10 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     hardware = registry.hardware(config.hardware) if hardware is None else hardware
     _check_environment(hardware)
     _check_block_size(config.limits.block_size, hardware)
-    checkpoint = open_checkpoint(config.model)
-    if target is None:
-        model_class = registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
-    else:
-        model_class = registry.draft_class(checkpoint.config)
+    checkpoint, model_class = _find(config, target is not None)
     model_config = model_class.config_class.from_hf(checkpoint.config)
     weight_map = model_class.weight_map.for_config(model_config)
-    _check_reach(config.limits.max_model_len, model_config.max_model_len)
+    _check_reach(config.limits.max_model_len, model_config.max_model_len, "model" if target is None else "draft")
     device = hardware.initialize(config.device_index)
     dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
     if target is None:
@@ -82,9 +82,13 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     with torch.device("meta"):
         model = model_class(model_config, ctx)
     shared: tuple[str, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     if target is not None:
         draft.check_layers(model)
-        shared = draft.share_modules(model, target.model)
+        shared = draft.modules_to_share(model, weight_map, checkpoint.source.infos)
+        draft.share_modules(model, target.model, shared)
+    elif config.draft_model is not None:
+        aux_layers = draft.aux_layers(config.draft_model, model, model_config.num_hidden_layers)
     report = load_weights(
         model,
         checkpoint.source,
@@ -104,7 +108,20 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         parallel=parallel,
         breaks=breaks,
         weight_report=report,
+        shared_modules=shared,
+        aux_layers=aux_layers,
     )
+
+
+def _find(config: ExecutorConfig, is_draft: bool) -> tuple[Checkpoint, type[Model]]:
+    """What is loaded, and the class that runs it."""
+    if is_draft and config.draft_model is not None:
+        checkpoint = open_checkpoint(config.draft_model)
+        return checkpoint, registry.own_draft_class(checkpoint.config)
+    checkpoint = open_checkpoint(config.model)
+    if is_draft:
+        return checkpoint, registry.draft_class(checkpoint.config)
+    return checkpoint, registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
 
 
 def _quantization(checkpoint: Checkpoint, weight_map: WeightMap) -> QuantizedLayers | None:
@@ -136,10 +153,10 @@ def _check_block_size(block_size: int, hardware: Hardware) -> None:
         )
 
 
-def _check_reach(max_model_len: int, longest: int) -> None:
+def _check_reach(max_model_len: int, longest: int, what: str) -> None:
     if max_model_len > longest:
         raise ValueError(
-            f"max_model_len {max_model_len} is above the {longest} tokens that the model's positions reach"
+            f"max_model_len {max_model_len} is above the {longest} tokens that the {what}'s positions reach"
         )
 
 

@@ -25,7 +25,7 @@ from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.hardware import Fence, Hardware
 from trunnion.interfaces.kv_events import KVEventGate, KVEvents, KVEventSlots
-from trunnion.interfaces.model import CausalLM, DraftModel, MultiModal, PoolingModel, output_kind
+from trunnion.interfaces.model import AuxDraftModel, CausalLM, DraftModel, MultiModal, PoolingModel, output_kind
 from trunnion.interfaces.runner import Bucket, Mode, RunnerCounters
 from trunnion.reference.memory_profile import profile_encoder
 from trunnion.runner import draft
@@ -64,9 +64,18 @@ class ModelExecutor:
         self.breaks = loaded.breaks
         self.model = model
         self._target = target
-        rows = config.limits.max_num_tokens, loaded.config.hidden_size, loaded.dtype, device
-        self.hidden = HiddenStates(*rows) if config.keep_hidden or target is not None else None
+        self.hidden_size = loaded.config.hidden_size
+        num_tokens, place = config.limits.max_num_tokens, (loaded.dtype, device)
+        width = self.hidden_size * max(1, len(loaded.aux_layers))
+        keeps = config.keep_hidden or target is not None
+        self.hidden = HiddenStates(num_tokens, width, *place) if keeps else None
         """Hidden states of the last step, by the row of its tokens, for a draft; None where they are not kept."""
+        self._writes_hidden = bool(loaded.aux_layers)
+        """The model does, between its layers; else what it returns is kept."""
+        if self._writes_hidden and self.hidden is not None:
+            draft.bind_aux_hidden_states(model, loaded.aux_layers, self.hidden.rows)
+        self._shared_modules = loaded.shared_modules
+        self._combines = isinstance(model, AuxDraftModel)
         self._encoder_pool: EncoderPool | None = None
         if isinstance(model, MultiModal) and config.limits.max_encoder_rows:
             self._encoder_pool = EncoderPool(
@@ -89,7 +98,8 @@ class ModelExecutor:
             on_host=hardware.uses_host_memory,
             num_position_axes=self.num_position_axes,
             prefix_levels=self.accepts_prefix_levels,
-            hidden_states=None if target is None else HiddenStates(*rows),
+            hidden_states=None if target is None else HiddenStates(num_tokens, self.hidden_size, *place),
+            target_states=target.hidden.rows if target is not None and target.hidden is not None else None,
             encoder_pool=None if self._encoder_pool is None else self._encoder_pool.rows,
             staging=config.staging,
         )
@@ -147,7 +157,7 @@ class ModelExecutor:
     def memory_profile(self) -> MemoryProfile:
         """Upper bounds in bytes, caches not included, and neither what a draft shares with its target."""
         profile = self.hardware.memory_profile(self.model, self.limits)
-        shared = 0 if self._target is None else draft.shared_bytes(self.model)
+        shared = draft.shared_bytes(self.model, self._shared_modules)
         kept = sum(states.nbytes for states in (self.hidden, self._inputs.hidden_states) if states is not None)
         encoding = 0
         if self._encoder_pool is not None:
@@ -302,7 +312,7 @@ class ModelExecutor:
             hidden, rows = self._runner.run(step, bucket)
         if counts.num_prefixes:
             self._runner.counters.prefix_level_steps += 1
-        if self.hidden is not None:
+        if self.hidden is not None and not self._writes_hidden:
             self.hidden.keep(hidden)
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
         output = self._inputs.output_rows(buffer_set, counts.num_logits)
@@ -319,6 +329,9 @@ class ModelExecutor:
     def _take_hidden(self, step: StepInputs) -> None:
         """Give a draft's tokens the hidden states they ask for, of the target's last step or of the draft's own."""
         assert self._target is not None and self._inputs.hidden_states is not None, "a draft has both"
+        if self._combines and not step.counts.hidden_source:
+            self._runner.combine(step)
+            return
         source = self.hidden if step.counts.hidden_source else self._target.hidden
         assert source is not None and step.device.hidden_indices is not None, "a draft asks for hidden_indices"
         self._inputs.hidden_states.take(source, step.device.hidden_indices)
