@@ -1,8 +1,8 @@
-"""The truth for drafts: a Qwen3-Next MTP head in plain torch, around transformers' own decoder layer.
+"""The truth for drafts: the MTP head of Qwen3-Next and Qwen3.5 in plain torch, around transformers' own decoder layer.
 
-What it computes is what vLLM (`qwen3_next_mtp.py`) and SGLang (`qwen3_next_mtp.py`) compute: row p takes the token at
-p + 1 and the target's hidden state at p after its final norm; each is normalised by a norm of its own, embedding first;
-the position is p; and the state after the head's own final norm is what the next draft takes.
+What it computes is what vLLM (`qwen3_next_mtp.py`, `qwen3_5_mtp.py`) and SGLang (`qwen3_next_mtp.py`) compute: row p
+takes the token at p + 1 and the target's hidden state at p after its final norm; each is normalised by a norm of its
+own, embedding first; the position is p; and the state after the head's own final norm is what the next draft takes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.models.qwen3_next.modeling_qwen3_next import (
-    Qwen3NextDecoderLayer,
-    Qwen3NextRMSNorm,
-    Qwen3NextRotaryEmbedding,
-)
+from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as sparse
+from transformers.models.qwen3_next import modeling_qwen3_next as hybrid
+
+PARTS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
+    "qwen3_next": (hybrid.Qwen3NextDecoderLayer, hybrid.Qwen3NextRMSNorm, hybrid.Qwen3NextRotaryEmbedding),
+    "qwen3_5_text": (dense.Qwen3_5DecoderLayer, dense.Qwen3_5RMSNorm, dense.Qwen3_5TextRotaryEmbedding),
+    "qwen3_5_moe_text": (
+        sparse.Qwen3_5MoeDecoderLayer,
+        sparse.Qwen3_5MoeRMSNorm,
+        sparse.Qwen3_5MoeTextRotaryEmbedding,
+    ),
+}
+"""Decoder layer, norm and rope of the families, by model type."""
 
 
 class MTPReference(nn.Module):
@@ -29,12 +38,13 @@ class MTPReference(nn.Module):
         own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
         own._attn_implementation = "eager"
         size, eps = own.hidden_size, own.rms_norm_eps
+        decoder_layer, norm, rope = PARTS[own.model_type]
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.pre_fc_norm_embedding = Qwen3NextRMSNorm(size, eps=eps)
-        self.pre_fc_norm_hidden = Qwen3NextRMSNorm(size, eps=eps)
-        self.layers = nn.ModuleList([Qwen3NextDecoderLayer(own, 0)])
-        self.norm = Qwen3NextRMSNorm(size, eps=eps)
-        self.rotary_emb = Qwen3NextRotaryEmbedding(config=own)
+        self.pre_fc_norm_embedding = norm(size, eps=eps)
+        self.pre_fc_norm_hidden = norm(size, eps=eps)
+        self.layers = nn.ModuleList([decoder_layer(own, 0)])
+        self.norm = norm(size, eps=eps)
+        self.rotary_emb = rope(config=own)
 
     def forward(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Embeddings of the tokens at 1 ... S, hidden states at 0 ... S - 1, both [B, S, H] -> [B, S, H]."""

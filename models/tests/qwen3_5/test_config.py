@@ -6,10 +6,14 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
+from trunnion.config import BuildContext
 from trunnion.errors import ConfigError, UnsupportedError
+from trunnion.reference import ReferenceHardware
 from trunnion_models.qwen3_5.config import Qwen3_5Config
+from trunnion_models.qwen3_5.mtp import Qwen3_5MTP
 
 TEXT: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -95,6 +99,27 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "alpha": (TEXT | {"rope_parameters": ROPE | {"alpha": 2.0}}, UnsupportedError, "unsupported rope setting 'alpha'"),
     "no-mlp": ({**TEXT, "intermediate_size": None}, ConfigError, "required field 'intermediate_size' is missing"),
 }
+
+
+def test_a_checkpoint_may_have_no_head_that_drafts() -> None:
+    config = Qwen3_5Config.from_hf(TEXT | {"mtp_num_hidden_layers": 0})
+    assert config.mtp_num_hidden_layers == 0
+    assert Qwen3_5Config.from_hf(TEXT).mtp_num_hidden_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"mtp_num_hidden_layers": 0}, "Qwen3_5MTP: mtp_num_hidden_layers 0 is not supported; choices: 1"),
+        ({"mtp_num_hidden_layers": 2}, "Qwen3_5MTP: mtp_num_hidden_layers 2 is not supported; choices: 1"),
+        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings True is not supported; choices: False"),
+    ],
+    ids=["none", "two", "own-embeddings"],
+)
+def test_another_head_than_one_layer_on_shared_embeddings_is_refused(settings: dict[str, Any], text: str) -> None:
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, max_model_len=16)
+    with torch.device("meta"), pytest.raises(UnsupportedError, match=text):
+        Qwen3_5MTP(Qwen3_5Config.from_hf(TEXT | settings), ctx)
 
 
 @pytest.mark.parametrize("name", BAD)

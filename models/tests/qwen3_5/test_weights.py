@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trunnion.weights.name_map import Ignored, Target
-from trunnion_models.qwen3_5.weights import WEIGHT_MAP
+from trunnion_models.qwen3_5.weights import DRAFT_WEIGHT_MAP, WEIGHT_MAP
 
 LAYER = "model.layers.1.linear_attn"
 
@@ -49,3 +49,29 @@ def test_the_head_may_stand_at_the_top(name: str) -> None:
 )
 def test_what_is_left_out_has_a_reason(name: str, reason: str) -> None:
     assert WEIGHT_MAP.resolve(name) == Ignored(reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "param", "part"),
+    [
+        ("mtp.fc.weight", "mtp.fc.weight", ""),
+        ("mtp.layers.0.self_attn.q_proj.weight", "mtp.layers.0.self_attn.qkv_proj.weight", "q"),
+        ("mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.mlp.gate_up_proj.weight", "up"),
+        ("model.language_model.embed_tokens.weight", "model.embed_tokens.weight", ""),
+        ("lm_head.weight", "lm_head.weight", ""),
+    ],
+)
+def test_the_head_that_drafts_has_its_own_and_what_it_shares(name: str, param: str, part: str) -> None:
+    assert DRAFT_WEIGHT_MAP.resolve(name) == [Target(param, part)]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model.language_model.layers.0.linear_attn.in_proj_qkv.weight", "of the decoder that is drafted for"),
+        ("model.norm.weight", "of the decoder that is drafted for"),
+        ("model.visual.pos_embed.weight", "only text is run: this port takes no images"),
+    ],
+)
+def test_what_the_head_leaves_out_has_a_reason(name: str, reason: str) -> None:
+    assert DRAFT_WEIGHT_MAP.resolve(name) == Ignored(reason)

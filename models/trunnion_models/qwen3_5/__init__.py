@@ -4,3 +4,4 @@ ARCHITECTURES = {
     "Qwen3_5ForCausalLM": "model:Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "model:Qwen3_5ForCausalLM",
 }
+DRAFTS = dict.fromkeys(ARCHITECTURES, "mtp:Qwen3_5MTP")

@@ -29,6 +29,7 @@ BASE: dict[str, Any] = {
         "mrope_section": [1, 1, 1],
     },
     "tie_word_embeddings": False,
+    "mtp_num_hidden_layers": 1,
 }
 _DENSE: dict[str, Any] = BASE | {"model_type": "qwen3_5_text", "intermediate_size": 96}
 
@@ -85,6 +86,7 @@ CARDS: tuple[Card, ...] = (
         partial_rotary_factor=0.5,
         tie_word_embeddings=True,
     ),
+    _qwen3_5("draft", "the head for multi-token prediction, on the decoder's hidden states", quick=True, draft=True),
     Card(
         name="qwen3_5-beside-a-tower",
         architecture="Qwen3_5ForConditionalGeneration",

@@ -9,13 +9,18 @@ from typing import Any, ClassVar, Self
 from trunnion.errors import ConfigError
 from trunnion.hf_config import text_config
 from trunnion.rope import read_rope_of_text
-from trunnion_models.fields import family, read_fields, require
+from trunnion_models.fields import family, integer, read_fields, require
 from trunnion_models.qwen3_next.config import DEFAULTS, GatedDeltaConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3_5TextConfig(GatedDeltaConfig):
     """Of either kind of MLP. The head is tied if `text_config` says so, or the outer config where that says nothing."""
+
+    mtp_num_hidden_layers: int = 1
+    """Layers of the head that drafts; 0: there is none."""
+    mtp_use_dedicated_embeddings: bool = False
+    """Whether that head has embeddings of its own."""
 
     separate_projections: ClassVar[bool] = True
     text_type: ClassVar[str]
@@ -37,7 +42,9 @@ class Qwen3_5TextConfig(GatedDeltaConfig):
         # transformers does not read it: the gate is always there.
         require(text, "attn_output_gate", True, [True])
         cls.check_mlp(text)
-        return cls(**read_fields(cls, text, rope=read_rope_of_text(text), **cls.common_fields(text)))
+        heads = integer(text, "mtp_num_hidden_layers", cls.mtp_num_hidden_layers, zero_allowed=True)
+        derived = {"rope": read_rope_of_text(text), "mtp_num_hidden_layers": heads, **cls.common_fields(text)}
+        return cls(**read_fields(cls, text, **derived))
 
     @classmethod
     def check_mlp(cls, text: Mapping[str, Any]) -> None:

@@ -1,10 +1,11 @@
-"""Where the tensors of a Qwen3.5 checkpoint go; those of the vision tower are left out."""
+"""Where the tensors of a Qwen3.5 checkpoint go: to the decoder, to the head that drafts for it, to no vision tower."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from trunnion.weights.name_map import COMMON_IGNORE, Rules
+from trunnion_models.qwen3_next.weights import DRAFT_WEIGHT_MAP as QWEN3_NEXT_DRAFT
 from trunnion_models.qwen3_next.weights import WEIGHT_MAP as QWEN3_NEXT
 
 NO_IMAGES: Rules = ((r"^(?:model\.)?(?:visual|vision_tower)", "only text is run: this port takes no images"),)
@@ -19,3 +20,5 @@ WEIGHT_MAP = dataclasses.replace(
     },
     ignore=(*COMMON_IGNORE, *NO_IMAGES, (r"^mtp", "of the draft head")),
 )
+
+DRAFT_WEIGHT_MAP = dataclasses.replace(WEIGHT_MAP, ignore=(*QWEN3_NEXT_DRAFT.ignore, *NO_IMAGES))

@@ -4,3 +4,4 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "model:Qwen3_5MoeForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "model:Qwen3_5MoeForCausalLM",
 }
+DRAFTS = dict.fromkeys(ARCHITECTURES, "mtp:Qwen3_5MoeMTP")

@@ -54,6 +54,14 @@ CARDS: tuple[Card, ...] = (
         tie_word_embeddings=True,
         seq_lens=_SHORT,
     ),
+    _qwen3_5_moe("draft", "the head for multi-token prediction, with experts of its own", quick=True, draft=True),
+    _qwen3_5_moe(
+        "draft-tied",
+        "a head whose target ties its own: what is shared is one tensor; a wider rope",
+        draft=True,
+        rope_parameters=BASE["rope_parameters"] | {"partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]},
+        tie_word_embeddings=True,
+    ),
     Card(
         name="qwen3_5_moe-beside-a-tower",
         architecture="Qwen3_5MoeForConditionalGeneration",

@@ -17,13 +17,13 @@ from trunnion.layers.linear import ReplicatedLinear
 from trunnion.layers.norm import RMSNorm
 from trunnion.layers.rotary_embedding import RotaryEmbedding
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
-from trunnion_models.qwen3_next.config import Qwen3NextConfig
+from trunnion_models.qwen3_next.config import GatedDeltaConfig, Qwen3NextConfig
 from trunnion_models.qwen3_next.model import Qwen3NextDecoderLayer
 from trunnion_models.qwen3_next.weights import DRAFT_WEIGHT_MAP
 
 
 class Qwen3NextMTPLayers(nn.Module):
-    def __init__(self, config: Qwen3NextConfig, ctx: BuildContext, prefix: str) -> None:
+    def __init__(self, config: GatedDeltaConfig, ctx: BuildContext, prefix: str) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.pre_fc_norm_embedding = RMSNorm(size, eps, unit_offset=True, ctx=ctx)
@@ -42,16 +42,17 @@ class Qwen3NextMTPLayers(nn.Module):
 
 
 class Qwen3NextMTP(nn.Module):
-    config_class = Qwen3NextConfig
+    config_class: type[GatedDeltaConfig] = Qwen3NextConfig
     weight_map = DRAFT_WEIGHT_MAP
     shared_modules = ("model.embed_tokens", "lm_head")
+    layers_field = "num_nextn_predict_layers"
+    """The configuration's field for the number of layers."""
 
-    def __init__(self, config: Qwen3NextConfig, ctx: BuildContext, prefix: str = "") -> None:
+    def __init__(self, config: GatedDeltaConfig, ctx: BuildContext, prefix: str = "") -> None:
         super().__init__()
-        if config.num_nextn_predict_layers != 1:
-            raise UnsupportedError(
-                f"qwen3_next: num_nextn_predict_layers {config.num_nextn_predict_layers} is not supported; choices: 1"
-            )
+        count = getattr(config, self.layers_field)
+        if count != 1:
+            raise UnsupportedError(f"{type(self).__name__}: {self.layers_field} {count} is not supported; choices: 1")
         base = f"{prefix}." if prefix else ""
         self.config = config
         self.model = nn.Module()
