@@ -90,6 +90,14 @@ def _experts(num_tokens: int, dtype: torch.dtype = BF16) -> object:
     return moe.fused_experts(_empty(num_tokens, 2048, dtype=dtype), w13, w2, *routing)
 
 
+def _gpt_oss_experts(num_tokens: int) -> object:
+    """Of gpt-oss-20b: biases and a clamped activation."""
+    w13, w2 = _empty(32, 2 * 2880, 2880), _empty(32, 2880, 2880)
+    routing = _empty(num_tokens, 4, dtype=FP32), torch.empty((num_tokens, 4), dtype=torch.int64)
+    biases = _empty(32, 2 * 2880), _empty(32, 2880)
+    return moe.fused_experts(_empty(num_tokens, 2880), w13, w2, *routing, *biases, 1.702, 7.0)
+
+
 def _attention(
     query_len: int,
     *,
@@ -257,6 +265,8 @@ def cases() -> tuple[Case, ...]:
         Case(name="fused_experts_decode", call=lambda: _experts(4), mma=gemm, quick=True),
         Case(name="fused_experts_prefill", call=lambda: _experts(4096), mma=large_gemm),
         Case(name="fused_experts_mixed", call=lambda: _experts(512), mma={}),
+        Case(name="fused_experts_biased_decode", call=lambda: _gpt_oss_experts(4), mma=gemm),
+        Case(name="fused_experts_biased_prefill", call=lambda: _gpt_oss_experts(8192), mma=large_gemm),
         Case(name="fused_experts_fp32", call=lambda: _experts(64, FP32), mma=gemm),
         Case(name="attention_decode", call=lambda: _attention(1, uniform=True), mma=decode, quick=True),
         Case(name="attention_decode_split", call=lambda: _attention(1, uniform=True, splits=8), mma=decode),

@@ -36,6 +36,16 @@ def gated_by_silu(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
+def gated_by_clamped_swiglu(gate, up, alpha, limit, dtype: tl.constexpr):
+    """`(up + 1) * gate * sigmoid(alpha * gate)` of clamped values, rounded to `dtype` as above."""
+    gate = tl.minimum(gate.to(dtype).to(tl.float32), limit, propagate_nan=tl.PropagateNan.ALL).to(dtype).to(tl.float32)
+    up = tl.clamp(up.to(dtype).to(tl.float32), -limit, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = (up.to(dtype).to(tl.float32) + 1.0).to(dtype).to(tl.float32)
+    share = tl.sigmoid((gate * alpha).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    return up * (gate * share).to(dtype).to(tl.float32)
+
+
+@triton.jit
 def gelu_tanh(x):
     """`x / 2 (1 + tanh(u))` is `x sigmoid(2 u)`."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from trunnion.ops.registry import decline
-from trunnion_cuda.kernels.activation import gated_by_silu
+from trunnion_cuda.kernels.activation import gated_by_clamped_swiglu, gated_by_silu
 from trunnion_cuda.kernels.expert_blocks import ExpertBlocks, sort_by_expert, suits, sum_of_choices
 from trunnion_cuda.kernels.launch import EVERY_ARCHITECTURE, ceil_div, launch
 from trunnion_cuda.kernels.tuning import TUNER, Config, Space, size_class
@@ -35,11 +35,11 @@ SPACE = Space(
 
 @triton.jit
 def _grouped_gemm_kernel(
-    x, weight, out, choices, block_experts, num_choices, num_columns, depth, x_row,
-    ROWS_PER_CHOICE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    x, weight, bias, out, choices, block_experts, num_choices, num_columns, depth, x_row, alpha, limit,
+    ROWS_PER_CHOICE: tl.constexpr, GATED: tl.constexpr, CLAMPED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """out[choice] = x[choice / ROWS_PER_CHOICE] weight[expert]^T; GATED: weight has gate rows, then up rows."""
+    """out[choice] = x[choice / ROWS_PER_CHOICE] weight[expert]^T + bias[expert]; GATED: gate rows, then up rows."""
     block = tl.program_id(0)
     expert = tl.load(block_experts + block).to(tl.int64)
     if expert >= 0:
@@ -64,27 +64,66 @@ def _grouped_gemm_kernel(
                 b = tl.load(up_at + first, mask=is_inner[:, None] & is_column[None, :], other=0.0)
                 up_total = tl.dot(a, b, up_total, input_precision=PRECISION)
         dtype = out.dtype.element_ty
+        if HAS_BIAS:
+            bias_at = bias + expert * rows + column
+            total += tl.load(bias_at, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                up_total += tl.load(bias_at + num_columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            total = gated_by_silu(total, up_total, dtype)
+            if CLAMPED:
+                total = gated_by_clamped_swiglu(total, up_total, alpha, limit, dtype)
+            else:
+                total = gated_by_silu(total, up_total, dtype)
         at = out + choice.to(tl.int64)[:, None] * num_columns + column[None, :]
         tl.store(at, total.to(dtype), mask=is_choice[:, None] & is_column[None, :])
 
 
 def _multiply(
-    x: torch.Tensor, weight: torch.Tensor, blocks: ExpertBlocks, config: Config, rows_per_choice: int, *, gated: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    blocks: ExpertBlocks,
+    config: Config,
+    rows_per_choice: int,
+    *,
+    gated: bool,
+    alpha: float = 1.0,
+    limit: float | None = None,
 ) -> torch.Tensor:
-    """x [R, K], of which choice c reads row `c // rows_per_choice`, weight [E, N or 2 N, K] -> [num_choices, N]."""
+    """x [R, K], of which choice c reads row `c // rows_per_choice`, weight [E, N or 2 N, K] and bias [E, N or 2 N] ->
+    [num_choices, N]; a limit is that of `clamped_swiglu`."""
     columns = weight.shape[1] // 2 if gated else weight.shape[1]
     out = torch.empty((blocks.num_choices, columns), dtype=x.dtype, device=x.device)
     is_wide = x.dtype == torch.float32
     launch(
         _grouped_gemm_kernel, (blocks.experts.shape[0], ceil_div(columns, config["N"])),
-        x, weight, out, blocks.choices, blocks.experts, blocks.num_choices, columns, x.shape[1], x.stride(0),
-        ROWS_PER_CHOICE=rows_per_choice, GATED=gated, PRECISION="tf32x3" if is_wide else "tf32",
+        x, weight, weight if bias is None else bias, out, blocks.choices, blocks.experts, blocks.num_choices, columns,
+        x.shape[1], x.stride(0), float(alpha), 0.0 if limit is None else float(limit),
+        ROWS_PER_CHOICE=rows_per_choice, GATED=gated, CLAMPED=limit is not None, HAS_BIAS=bias is not None,
+        PRECISION="tf32x3" if is_wide else "tf32",
         # Three products in tf32 for one in float32 keep as many operands in registers.
         M=config["M"], N=config["N"], K=32 if is_wide else config["K"], **config.options,
     )  # fmt: skip
     return out
+
+
+def _why_not(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13_bias: torch.Tensor | None,
+    w2_bias: torch.Tensor | None,
+) -> str | None:
+    biases = [bias for bias in (w13_bias, w2_bias) if bias is not None]
+    if not all(tensor.is_contiguous() for tensor in (w13, w2, topk_weights, topk_ids, *biases)) or x.stride(-1) != 1:
+        return "strided weights or routing"
+    if topk_weights.dtype != torch.float32 or topk_ids.dtype != torch.int64:
+        return "dtypes that differ"
+    if any(tensor.dtype != x.dtype for tensor in (w13, w2, *biases)):
+        return "dtypes that differ"
+    return None
 
 
 def fused_experts(
@@ -99,14 +138,10 @@ def fused_experts(
     swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     """As `trunnion::fused_experts`; ids that name no expert here contribute nothing."""
-    tensors = w13, w2, topk_weights, topk_ids
-    if w13_bias is not None or w2_bias is not None or swiglu_limit is not None:
+    reason = _why_not(x, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias)
+    if reason is not None:
         more = w13_bias, w2_bias, swiglu_alpha, swiglu_limit
-        return decline("fused_experts", "biases of experts, or a clamped activation", x, *tensors, *more)
-    if not all(tensor.is_contiguous() for tensor in tensors) or x.stride(-1) != 1:
-        return decline("fused_experts", "strided weights or routing", x, *tensors)
-    if topk_weights.dtype != torch.float32 or topk_ids.dtype != torch.int64 or not x.dtype == w13.dtype == w2.dtype:
-        return decline("fused_experts", "dtypes that differ", x, *tensors)
+        return decline("fused_experts", reason, x, w13, w2, topk_weights, topk_ids, *more)
     (num_tokens, hidden), num_experts, top_k = x.shape, w13.shape[0], topk_ids.shape[1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_tokens == 0:
@@ -114,8 +149,8 @@ def fused_experts(
 
     def run(config: Config) -> None:
         blocks = sort_by_expert(topk_ids, num_experts, config["M"])
-        gated = _multiply(x, w13, blocks, config, top_k, gated=True)
-        values = _multiply(gated, w2, blocks, config, 1, gated=False)
+        gated = _multiply(x, w13, w13_bias, blocks, config, top_k, gated=True, alpha=swiglu_alpha, limit=swiglu_limit)
+        values = _multiply(gated, w2, w2_bias, blocks, config, 1, gated=False)
         sum_of_choices(values, topk_weights, topk_ids, num_experts, out)
 
     def fits(config: Config) -> bool:

@@ -120,6 +120,35 @@ def test_fused_experts(
     torch.testing.assert_close(moe.fused_experts(*args), REFERENCE("fused_experts")(*args), **CLOSE[dtype])
 
 
+MORE: dict[str, tuple[bool, bool, tuple[float, ...]]] = {
+    "biases": (True, True, ()),
+    "no-bias-behind": (True, False, ()),
+    "clamped": (False, False, (1.702, 0.6)),
+    "biases-clamped": (True, True, (1.3, 0.4)),
+}
+"""Whether there is a bias of the first product and one of the second, and the slope and limit of the activation."""
+
+
+def more_of(randn: Randn, case: str, experts: int, hidden: int, inner: int, dtype: torch.dtype) -> tuple[object, ...]:
+    first, second, swiglu = MORE[case]
+    w13_bias, w2_bias = randn(experts, 2 * inner, dtype=dtype), randn(experts, hidden, dtype=dtype)
+    return w13_bias if first else None, w2_bias if second else None, *swiglu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("num_tokens", "experts", "hidden", "inner", "top_k"), [(1, 4, 7, 5, 2), (9, 3, 70, 66, 2), (0, 4, 8, 8, 2)]
+)
+@pytest.mark.parametrize("case", MORE)
+def test_experts_with_biases_and_clamps(
+    randn: Randn, case: str, num_tokens: int, experts: int, hidden: int, inner: int, top_k: int, dtype: torch.dtype
+) -> None:
+    args = inputs(randn, num_tokens, experts, hidden, inner, top_k, dtype)
+    args = *args, *more_of(randn, case, experts, hidden, inner, dtype)
+    torch.testing.assert_close(moe.fused_experts(*args), REFERENCE("fused_experts")(*args), **CLOSE[dtype])
+    assert registry.declined() == {}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("config", moe.SPACE.configs, ids=lambda config: str(dict(config.blocks)))
 def test_fused_experts_with_every_configuration(
@@ -130,14 +159,16 @@ def test_fused_experts_with_every_configuration(
     torch.testing.assert_close(moe.fused_experts(*args), REFERENCE("fused_experts")(*args), **CLOSE[torch.bfloat16])
 
 
-def test_a_nan_row_and_an_absent_expert_reach_no_other_row(randn: Randn) -> None:
+@pytest.mark.parametrize("case", ["plain", "biases-clamped"])
+def test_a_nan_row_and_an_absent_expert_reach_no_other_row(randn: Randn, case: str) -> None:
     """A padding row may hold anything; an id that no expert here has (another rank's) adds nothing."""
     x, w13, w2, weights, ids = inputs(randn, 6, 4, 12, 10, 2, torch.float32)
+    more = () if case == "plain" else more_of(randn, case, 4, 12, 10, torch.float32)
     x[5] = float("nan")
     ids[2, 1] = -1
     ids[3, 0] = 9
-    got = moe.fused_experts(x, w13, w2, weights, ids)
-    want = REFERENCE("fused_experts")(x, w13, w2, weights, ids)
+    got = moe.fused_experts(x, w13, w2, weights, ids, *more)
+    want = REFERENCE("fused_experts")(x, w13, w2, weights, ids, *more)
     torch.testing.assert_close(got[:5], want[:5], **CLOSE[torch.float32])
     assert got[5].isnan().all()
 
