@@ -95,6 +95,15 @@ def experts(dtype: torch.dtype, rows: int) -> Arguments:
     return [x, w13, w2, *routed(rows, 6, 3)]
 
 
+def biased_experts(dtype: torch.dtype, rows: int) -> Arguments:
+    return [*experts(dtype, rows), torch.randn(6, 48).to(dtype), torch.randn(6, 32).to(dtype)]
+
+
+def clamped_experts(dtype: torch.dtype, rows: int) -> Arguments:
+    """Of a rank that does not add the bias of the last product."""
+    return [*experts(dtype, rows), torch.randn(6, 48).to(dtype), None, 1.702, 0.6]
+
+
 def one_expert() -> Arguments:
     return [torch.randn(1, 8, 8), torch.randn(1, 8, 4)]
 
@@ -184,6 +193,8 @@ CASES: dict[str, tuple[str, str, tuple[torch.dtype, ...], Callable[[torch.dtype,
         lambda dtype, rows: [scores(rows, 12), torch.randn(12), 3, 1, 1, True],
     ),
     "experts": ("fused_experts", "aclnnGroupedMatmulV5", FLOATS, experts),
+    "experts-biased": ("fused_experts", "aclnnGroupedMatmulV5", FLOATS, biased_experts),
+    "experts-clamped": ("fused_experts", "aclnnClippedSwiglu", FLOATS, clamped_experts),
     "int8": (
         "w8a8_linear", "aclnnQuantMatmulV5", HALVES,
         lambda dtype, rows: int8_linear(dtype, rows, static=False, bias=True),
@@ -254,6 +265,14 @@ DECLINED: dict[str, tuple[str, Callable[[], Arguments], str]] = {
         lambda: [torch.randn(3, 8), *one_expert(), torch.ones(3, 1), torch.zeros(3, 1).long()],
         "1 experts",
     ),
+    "one expert with biases and a limit": (
+        "fused_experts",
+        lambda: [
+            torch.randn(3, 8), *one_expert(), torch.ones(3, 1), torch.zeros(3, 1).long(), torch.randn(1, 8),
+            torch.randn(1, 8), 1.3, 0.5,
+        ],
+        "1 experts",
+    ),
     "int8 in float32": (
         "w8a8_linear", lambda: [torch.randn(3, 8), codes(4, 8), scales(4), None, None], "not in torch.float32",
     ),
@@ -271,7 +290,7 @@ def test_what_operators_refuse_is_declined_with_the_reason(
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("name", ["int8", "int8-static", "int8-experts", "experts"])
+@pytest.mark.parametrize("name", ["int8", "int8-static", "int8-experts", "experts", "experts-clamped"])
 def test_weights_may_lie_fractal_and_transposed(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """As methods lay them out: the same results, by the operator for such weights."""
     import torch_npu

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch.nn import functional
+from transformers import GptOssConfig
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 simulator = pytest.importorskip("ascend_simulator")
@@ -73,6 +75,37 @@ def test_rotary_mul_rotates_neighbours_as_complex_numbers() -> None:
 def test_swiglu_activates_the_first_half() -> None:
     x = torch.randn(7, 64)
     assert_near(torch_npu.npu_swiglu(x.npu()), functional.silu(x[:, :32]) * x[:, 32:], 1e-5)
+
+
+def test_a_clipped_swiglu_is_that_of_gpt_oss() -> None:
+    """Random values lie on both sides of the limit; elements take turns, or halves follow one another."""
+    experts = GptOssExperts(GptOssConfig(num_local_experts=1, hidden_size=2, intermediate_size=2))
+    x = torch.randn(7, 64) * 6
+    expected = experts._apply_gate(x)
+    assert_near(torch_npu.npu_clipped_swiglu(x.npu()), expected, 1e-5)
+    halves = torch.cat((x[:, ::2], x[:, 1::2]), dim=1)
+    assert_near(torch_npu.npu_clipped_swiglu(halves.npu(), interleaved=False), expected, 1e-5)
+    experts.alpha, experts.limit = 0.9, 3.0
+    assert_near(torch_npu.npu_clipped_swiglu(x.npu(), alpha=0.9, limit=3.0), experts._apply_gate(x), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [(BF16, torch.float32), (torch.float16, torch.float16), (torch.float32, torch.float32)], ids=str
+)
+def test_a_bias_of_groups_has_the_dtype_of_the_table(dtype: torch.dtype, bias: torch.dtype) -> None:
+    x, weight, added = torch.randn(5, 16).to(dtype), torch.randn(2, 16, 8).to(dtype), torch.randn(2, 8)
+    options = {"split_item": 2, "group_type": 0, "group_list_type": 1, "group_list": torch.tensor([2, 3]).npu()}
+
+    def run(own: torch.dtype) -> torch.Tensor:
+        (out,) = torch_npu.npu_grouped_matmul([x.npu()], [weight.npu()], bias=[added.to(own).npu()], **options)
+        return out
+
+    rows = [x[row].float() @ weight[group].float() + added.to(bias)[group] for row, group in enumerate([0, 0, 1, 1, 1])]
+    assert_near(run(bias), torch.stack(rows).to(dtype), 1e-2)
+    wrong = torch.float32 if bias == torch.float16 else torch.float16
+    with pytest.raises(RuntimeError, match=f"a bias of {wrong} for rows of {dtype}, expected {bias}"):
+        run(wrong)
+        torch.npu.synchronize()
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

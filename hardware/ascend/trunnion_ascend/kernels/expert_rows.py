@@ -68,14 +68,21 @@ def product(
     weight: torch.Tensor,
     counts: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     row_scales: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """rows [R, K] by the weight [E, N, K] of their experts -> [R, N]; of 8 bits with scales [E, N] and [R]."""
+    """rows [R, K] by the weight [E, N, K] of their experts, plus its bias [E, N] -> [R, N].
+
+    Of 8 bits with scales [E, N] and [R]. The operator takes biases of rows in bfloat16 in float32.
+    """
+    if bias is not None and rows.dtype == torch.bfloat16:
+        bias = bias.float()
     (out,) = torch_npu.npu_grouped_matmul(
         [rows],
         [weight.transpose(1, 2)],
+        bias=None if bias is None else [bias],
         scale=None if scale is None else [scale],
         per_token_scale=None if row_scales is None else [row_scales],
         group_list=counts,

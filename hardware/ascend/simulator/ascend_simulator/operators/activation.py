@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ascend_simulator.rules import Bool, Int, Scalar, Tensor, rule
+from ascend_simulator.rules import Bool, Double, Int, Scalar, Tensor, rule
 
 GELU = {0: "none", 1: "tanh"}
 
@@ -58,6 +58,26 @@ def swiglu(self: Tensor, dim: Int, out: Tensor) -> None:
     """The first half of `dim` is activated and multiplies the second; computed in float32."""
     gate, up = self.float().chunk(2, dim)
     out.copy_(functional.silu(gate) * up)
+
+
+@rule("aclnnClippedSwiglu", source="ops-nn/activation/clipped_swiglu/docs/aclnnClippedSwiglu.md")
+def clipped_swiglu(
+    x: Tensor,
+    group_index: Tensor | None,
+    dim: Int,
+    alpha: Double,
+    limit: Double,
+    bias: Double,
+    interleaved: Bool,
+    out: Tensor,
+) -> None:
+    """One half of `dim`, or every other of its elements, is clamped and activated and multiplies the rest."""
+    if group_index is not None or x.dim() != 2 or dim not in (-1, 1):
+        raise ValueError(f"groups, or {x.dim()} dimensions cut along {dim}, are not modelled")
+    rows = x.float()
+    gate, up = (rows[:, ::2], rows[:, 1::2]) if interleaved else rows.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    out.copy_(gate * torch.sigmoid(alpha * gate) * (up + bias))
 
 
 @rule("aclnnGeGluV3", source="ops-nn/activation/ge_glu_v2/docs/aclnnGeGluV3.md")

@@ -59,6 +59,7 @@ def _grouped(
         )
     if act_type not in ACTIVATIONS:
         raise ValueError(f"act_type {act_type} is not modelled")
+    _check_bias(x[0].dtype, bias)
     matrices = list(weight[0]) if len(weight) == 1 and weight[0].dim() == 3 else weight
     first = 0
     for group, size in enumerate(group_sizes(group_list, group_list_type, len(matrices))):
@@ -69,6 +70,13 @@ def _grouped(
         parts = {"bias": _of(bias, group), "scale": _of(scale, group)}
         tokens = per_token_scale[0][rows] if per_token_scale else None
         out[0][rows] = _one(x[0][rows], matrices[group], tokens, ACTIVATIONS[act_type], **parts).to(out[0].dtype)
+
+
+def _check_bias(dtype: torch.dtype, bias: list[torch.Tensor] | None) -> None:
+    """The table of data types without quantisation: that of x, and float32 for bfloat16."""
+    wanted = torch.float32 if dtype == torch.bfloat16 else dtype
+    if bias and dtype.is_floating_point and bias[0].dtype != wanted:
+        raise ValueError(f"a bias of {bias[0].dtype} for rows of {dtype}, expected {wanted}")
 
 
 def _of(parts: list[torch.Tensor] | None, group: int) -> torch.Tensor | None:
