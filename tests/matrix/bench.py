@@ -99,13 +99,6 @@ def encoder_rows(card: Card, num_seqs: int) -> int:
     return 2 * num_seqs * len(card.images) * largest
 
 
-def _rounds_alike(card: Card, ranks: int) -> bool:
-    """Whether ranks round activations as one does: each rounds its own features, by the scale of those in its block."""
-    block = (card.quantization or {}).get("weight_block_size")
-    widths = [card.config.get(name, 0) for name in ("intermediate_size", "moe_intermediate_size")]
-    return ranks == 1 or (block is not None and all(width % (ranks * block[1]) == 0 for width in widths))
-
-
 class Comparison:
     """Collects rows of logits beside the reference's, and judges them together."""
 
@@ -130,7 +123,7 @@ class Comparison:
         if reference.own_error is not None:
             self.own_errors.append(reference.own_error[sequence, position])
 
-    def check(self, *, ranks: int = 1) -> None:
+    def check(self) -> None:
         """Hold the rows against the card's tolerance: the largest error in float32, the RMS of all in bfloat16."""
         card, reference = self.bench.card, self.bench.reference
         errors = torch.stack(self.errors)
@@ -142,7 +135,7 @@ class Comparison:
             relative, allowed = float(rows.max()), card.fp32_tolerance
             if card.rounds:
                 median, allowed = float(rows.median()), ROUNDED_TOLERANCE
-                assert not _rounds_alike(card, ranks) or median <= card.fp32_tolerance, (
+                assert median <= card.fp32_tolerance, (
                     f"{card.name}: half of the rows are off by {median:.2e} of the largest logit or more, "
                     f"allowed {card.fp32_tolerance:.0e}"
                 )

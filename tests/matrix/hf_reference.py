@@ -77,8 +77,10 @@ class Reference:
         return make_images(self.card)
 
 
-def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
+def build_reference(card: Card, dtype: torch.dtype, folder: Path, *, ranks: int = 1) -> Reference:
     """Random weights rounded to `dtype`, saved in `folder`; logits in float32 of the same weights.
+
+    `ranks` will run it together, and round quantised activations each for itself.
 
     Every sequence runs at full length, so that ropes that look at the length (dynamic, longrope) see the longest.
     """
@@ -90,7 +92,7 @@ def build_reference(card: Card, dtype: torch.dtype, folder: Path) -> Reference:
     elif card.draft:
         save_with_head(folder, _random_head(model.config).to(dtype))
     if card.quantization is not None:
-        save_quantised(folder, card.quantization)
+        save_quantised(folder, card.quantization, ranks)
     if card.kv_cache_dtype != "auto":
         save_scales(folder, model.config.num_hidden_layers)
     # In the card's own spelling: what save_pretrained writes is resolved already, and would leave us nothing to read.

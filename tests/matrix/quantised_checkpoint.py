@@ -24,13 +24,18 @@ from . import packed_checkpoint
 DENSE = "dense"
 """Folder beside the quantised tensors: the same weights, each multiplied by its scale."""
 BLOCK = 128
+ROW_PARALLEL = ("o_proj", "down_proj")
+"""Modules whose input ranks have a slice of each."""
 SEED = 77
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 Tensors = dict[str, torch.Tensor]
 
 
-def save_quantised(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Quantise the checkpoint in `folder` as `settings`, its `quantization_config`, says; made dense it is in DENSE."""
+def save_quantised(folder: Path, settings: Mapping[str, Any], ranks: int = 1) -> None:
+    """Quantise the checkpoint in `folder` as `settings`, its `quantization_config`, says; made dense it is in DENSE.
+
+    `ranks` is how many will run it: each rounds the features that it has computed itself.
+    """
     tensors = load_file(folder / "model.safetensors")
     dense_folder = folder / DENSE
     dense_folder.mkdir()
@@ -62,7 +67,13 @@ def save_quantised(folder: Path, settings: Mapping[str, Any]) -> None:
     stored = {name: tensor.to(dtype) if tensor.dtype == torch.bfloat16 else tensor for name, tensor in stored.items()}
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     rounded = [] if kind["packed"] else modules
-    how = {"modules": rounded, "int8": kind["dtype"] == torch.int8, "group": kind["group"], "scales": scales}
+    how = {
+        "modules": rounded,
+        "int8": kind["dtype"] == torch.int8,
+        "group": kind["group"],
+        "scales": scales,
+        "ranks": ranks,
+    }
     (dense_folder / "how.json").write_text(json.dumps(how))
 
 
@@ -75,10 +86,12 @@ def quantise_activations(model: PreTrainedModel, folder: Path) -> PreTrainedMode
     dtype = torch.int8 if how["int8"] else torch.float8_e4m3fn
     for name, module in model.named_modules():
         if name in how["modules"] and not name.endswith("kv_b_proj"):
-            rounding = _rounding(dtype, how["group"], how["scales"].get(name))
+            slices = how["ranks"] if name.endswith(ROW_PARALLEL) else 1
+            rounding = _rounding(dtype, how["group"], how["scales"].get(name), slices)
             module.register_forward_pre_hook(lambda _module, args, rounding=rounding: (rounding(args[0]), *args[1:]))
         elif any(each.startswith(f"{name}.0.") for each in how["modules"]) and name.endswith("experts"):
-            module.forward = MethodType(_experts(_rounding(dtype, how["group"], None)), module)
+            roundings = [_rounding(dtype, how["group"], None, slices) for slices in (1, how["ranks"])]
+            module.forward = MethodType(_experts(*roundings), module)
     return model
 
 
@@ -150,19 +163,26 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.round() if dtype == torch.int8 else x.to(dtype).float()
 
 
-def _rounding(dtype: torch.dtype, group: int | None, scale: float | None) -> Callable[[torch.Tensor], torch.Tensor]:
+def _rounding(
+    dtype: torch.dtype, group: int | None, scale: float | None, slices: int = 1
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Rows by a scale for each group of features, or for each of the slices that ranks have."""
+
     def round_rows(x: torch.Tensor) -> torch.Tensor:
         pieces = []
-        for piece in x.float().split(group or x.shape[-1], dim=-1):
-            own = (piece.abs().amax(-1, keepdim=True) / LARGEST[dtype]).clamp(min=1e-12) if scale is None else scale
-            pieces.append(_rounded(piece / own, dtype) * own)
+        for part in x.float().chunk(slices, dim=-1):
+            for piece in part.split(group or part.shape[-1], dim=-1):
+                own = (piece.abs().amax(-1, keepdim=True) / LARGEST[dtype]).clamp(min=1e-12) if scale is None else scale
+                pieces.append(_rounded(piece / own, dtype) * own)
         return torch.cat(pieces, -1).to(x.dtype)
 
     return round_rows
 
 
-def _experts(rounding: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A forward of transformers' stacked experts whose products round what enters them."""
+def _experts(
+    rounding: Callable[[torch.Tensor], torch.Tensor], rounding_down: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """A forward of transformers' stacked experts whose products round what enters them, the second one by slices."""
 
     def forward(
         self: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -171,7 +191,7 @@ def _experts(rounding: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., 
         for expert in top_k_index.unique().tolist():
             rows, choice = torch.where(top_k_index == expert)
             gate, up = F.linear(rounding(hidden_states[rows]), self.gate_up_proj[expert]).chunk(2, dim=-1)
-            value = F.linear(rounding(self.act_fn(gate) * up), self.down_proj[expert])
+            value = F.linear(rounding_down(self.act_fn(gate) * up), self.down_proj[expert])
             out.index_add_(0, rows, value.float() * top_k_weights[rows, choice, None].float())
         return out.to(hidden_states.dtype)
 
