@@ -23,5 +23,9 @@ class WeightsError(TrunnionError, ValueError):
     """A checkpoint whose tensors do not add up to the model: missing, unexpected, duplicated or of a wrong shape."""
 
 
+class PortError(TrunnionError, ValueError):
+    """A family's folder that is not installed and cannot be used: no family, or code that fails, by file and line."""
+
+
 class BatchRefused(TrunnionError, ValueError):
     """A batch that breaks the contract; nothing was enqueued and the caches are as they were."""

@@ -1,11 +1,12 @@
-"""Finds hardware packages and model families by entry point and by folder; the only dynamic import.
+"""Finds hardware packages and model families by entry point and by folder; with `ports` the only dynamic import.
 
 A hardware package is named by an entry point in the group `trunnion.hardware` (name -> module or class), or is a
 top-level package `trunnion_<name>` on the import path with a `hardware.py`. Model families are the subpackages of
 `trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
 (`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code, and
 `POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, `DRAFTS` if it has heads that draft for its
-architectures, and `DRAFT_ARCHITECTURES` if it runs drafts with checkpoints of their own.
+architectures, and `DRAFT_ARCHITECTURES` if it runs drafts with checkpoints of their own. Every question about families
+takes a `port`, the folder of a family that is not installed: it is asked as well, and nothing remembers it.
 """
 
 from __future__ import annotations
@@ -15,39 +16,21 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
 from trunnion.errors import ConfigError, UnsupportedError
+from trunnion.families import ModelFamily, family_of
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import AuxDraftModel, DraftModel, Model
 from trunnion.pooling import MODULES_FILE
+from trunnion.ports import load_port
 
 HARDWARE_GROUP = "trunnion.hardware"
 MODELS_GROUP = "trunnion.models"
 PACKAGE_PREFIX = "trunnion_"
 MODELS_PACKAGE = "trunnion_models"
-FAMILY_TABLES = ("architectures", "pooling_architectures", "drafts", "draft_architectures")
-"""Fields of ModelFamily that a family's package declares, in capitals."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFamily:
-    """A folder of `trunnion_models` (or of another package): its name is the Hugging Face model type."""
-
-    name: str
-    package: str
-    """Dotted name of the family's package."""
-    architectures: Mapping[str, str]
-    """Class name in `config.json` -> `module:class` within the package."""
-    pooling_architectures: Mapping[str, str] = field(default_factory=dict)
-    """The same, for checkpoints that say how they pool; the class name alone does not tell the two apart."""
-    drafts: Mapping[str, str] = field(default_factory=dict)
-    """Class name of a decoder -> `module:class` of the head that drafts for it, from the same checkpoint."""
-    draft_architectures: Mapping[str, str] = field(default_factory=dict)
-    """Class name in the `config.json` of a draft with its own checkpoint -> `module:class`; may be a decoder's name."""
 
 
 class Registry:
@@ -133,24 +116,25 @@ def hardware_modules() -> dict[str, str]:
     return found
 
 
-def model_families() -> tuple[ModelFamily, ...]:
-    """All model families, sorted by name.
+def model_families(port: Path | None = None) -> tuple[ModelFamily, ...]:
+    """All model families that are installed and the one at `port`, sorted by name.
 
     Raises:
         UnsupportedError: two families claim one architecture, the head that drafts for it, or drafts of its name.
+        PortError: as `trunnion.ports.load_port`.
     """
     packages = {entry.value.partition(":")[0] for entry in metadata.entry_points(group=MODELS_GROUP)}
     if util.find_spec(MODELS_PACKAGE) is not None:
         packages.add(MODELS_PACKAGE)
-    families: list[ModelFamily] = []
+    families = [family for package in sorted(packages) for family in _families_of(package)]
+    if port is not None:
+        families.append(load_port(port))
     owners: dict[str, str] = {}
-    for package in sorted(packages):
-        for family in _families_of(package):
-            for claim in _claims(family):
-                if claim in owners:
-                    raise UnsupportedError(f"{claim} is claimed by {owners[claim]} and {family.package}")
-                owners[claim] = family.package
-            families.append(family)
+    for family in families:
+        for claim in _claims(family):
+            if claim in owners:
+                raise UnsupportedError(f"{claim} is claimed by {owners[claim]} and {family.origin}")
+            owners[claim] = family.origin
     return tuple(sorted(families, key=lambda family: family.name))
 
 
@@ -163,7 +147,7 @@ def _claims(family: ModelFamily) -> Sequence[str]:
     )
 
 
-def model_class(config: Mapping[str, Any], *, pooling: bool = False) -> type[Model]:
+def model_class(config: Mapping[str, Any], *, pooling: bool = False, port: Path | None = None) -> type[Model]:
     """The class that runs a `config.json`, by its `architectures`; only this family's code is imported.
 
     `pooling`: the checkpoint says how it pools (`trunnion.pooling.read_pooling`), so a pooling model is wanted.
@@ -171,39 +155,47 @@ def model_class(config: Mapping[str, Any], *, pooling: bool = False) -> type[Mod
     Raises:
         UnsupportedError: no family has the architecture in this role; the text lists those that exist.
         ConfigError: the config names no architecture.
+        PortError: the port at `port` cannot be used.
     """
-    name, model_type = _architecture(config), config.get("model_type")
-    families = model_families()
+    return find_model(config, pooling=pooling, port=port)[1]
+
+
+def find_model(
+    config: Mapping[str, Any], *, pooling: bool = False, port: Path | None = None
+) -> tuple[ModelFamily, type[Model]]:
+    """As `model_class`, and the family whose class it is."""
+    name, model_type = architecture(config), config.get("model_type")
+    families = model_families(port)
     for family in families:
         known = family.pooling_architectures if pooling else family.architectures
         if name in known:
-            found: type[Model] = _import(family, known[name])
-            return found
+            return family, family.load(known[name])
     raise UnsupportedError(_unknown_architecture(name, model_type, families, pooling=pooling))
 
 
-def takes_images(config: Mapping[str, Any]) -> bool:
+def takes_images(config: Mapping[str, Any], *, port: Path | None = None) -> bool:
     """Whether the model that runs a `config.json` is a `MultiModal`: some run the text beside a vision tower alone.
 
     Raises:
-        UnsupportedError, ConfigError: as `model_class`.
+        UnsupportedError, ConfigError, PortError: as `model_class`.
     """
     # Methods of a class that is not made yet, so that its protocol cannot be asked for.
-    return hasattr(model_class(config), "encode")
+    return hasattr(model_class(config, port=port), "encode")
 
 
-def draft_class(config: Mapping[str, Any]) -> type[DraftModel]:
+def draft_class(config: Mapping[str, Any], *, port: Path | None = None) -> type[DraftModel]:
     """The class of the head that drafts for the decoder of a `config.json`; only this family's code is imported.
 
     Raises:
         UnsupportedError: no family has a head for the architecture; the text lists those that have one.
         ConfigError: the config names no architecture.
+        PortError: the port at `port` cannot be used.
     """
-    name = _architecture(config)
-    families = model_families()
+    name = architecture(config)
+    families = model_families(port)
     for family in families:
         if name in family.drafts:
-            found: type[DraftModel] = _import(family, family.drafts[name])
+            found: type[DraftModel] = family.load(family.drafts[name])
             return found
     known = ", ".join(sorted({name for family in families for name in family.drafts})) or "none"
     raise UnsupportedError(
@@ -211,35 +203,34 @@ def draft_class(config: Mapping[str, Any]) -> type[DraftModel]:
     )
 
 
-def own_draft_class(config: Mapping[str, Any]) -> type[AuxDraftModel]:
+def own_draft_class(config: Mapping[str, Any], *, port: Path | None = None) -> type[AuxDraftModel]:
     """The class of a draft that has its own checkpoint, by its `config.json`; only this family's code is imported.
 
     Raises:
         UnsupportedError: no family runs such drafts; the text lists those that are run.
         ConfigError: the config names no architecture.
+        PortError: the port at `port` cannot be used.
     """
-    name = _architecture(config)
-    families = model_families()
+    return find_own_draft(config, port=port)[1]
+
+
+def find_own_draft(config: Mapping[str, Any], *, port: Path | None = None) -> tuple[ModelFamily, type[AuxDraftModel]]:
+    """As `own_draft_class`, and the family whose class it is."""
+    name = architecture(config)
+    families = model_families(port)
     for family in families:
         if name in family.draft_architectures:
-            found: type[AuxDraftModel] = _import(family, family.draft_architectures[name])
-            return found
+            return family, family.load(family.draft_architectures[name])
     known = ", ".join(sorted({name for family in families for name in family.draft_architectures})) or "none"
     raise UnsupportedError(f"unknown architecture {name!r} of a draft with a checkpoint of its own; supported: {known}")
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    """The class name that a `config.json` gives first."""
+def architecture(config: Mapping[str, Any]) -> str:
+    """The class name that a `config.json` gives first; ConfigError if it gives none."""
     names, model_type = config.get("architectures"), config.get("model_type")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"config.json names no architecture (architectures {names!r}, model_type {model_type!r})")
     return str(names[0])
-
-
-def _import(family: ModelFamily, where: str) -> Any:
-    """`module:class` within the family's package."""
-    module, _, attribute = where.partition(":")
-    return getattr(importlib.import_module(f"{family.package}.{module}"), attribute)
 
 
 def _unknown_architecture(name: str, model_type: Any, families: Sequence[ModelFamily], *, pooling: bool) -> str:
@@ -260,11 +251,9 @@ def _families_of(package: str) -> list[ModelFamily]:
     families = []
     for module in pkgutil.iter_modules(parent.__path__):
         if module.ispkg:
-            name = f"{package}.{module.name}"
-            package_module = importlib.import_module(name)
-            tables = {field: dict(getattr(package_module, field.upper(), {})) for field in FAMILY_TABLES}
-            if any(tables.values()):
-                families.append(ModelFamily(name=module.name, package=name, **tables))
+            family = family_of(module.name, importlib.import_module(f"{package}.{module.name}"))
+            if family is not None:
+                families.append(family)
     return families
 
 

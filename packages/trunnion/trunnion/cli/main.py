@@ -20,6 +20,7 @@ MODEL_HELP = "Folder with config.json and *.safetensors, a .gguf file, or 'smoll
 GENERATE_EPILOG = 'Example: trunnion generate --model smollm2 "Why is the sky blue?"'
 EMBED_EPILOG = 'Example: trunnion embed --model Qwen3-Embedding-0.6B --prompt-name query "Why is the sky blue?"'
 RERANK_EPILOG = 'Example: trunnion rerank --model bge-reranker-v2-m3 "Why is the sky blue?" "Rayleigh." "Paint."'
+CHECK_EPILOG = "Example: trunnion check Qwen3-0.6B --max-num-seqs 16 --max-model-len 32768"
 CHAT_EPILOG = "Example: trunnion chat --model smollm2"
 
 Model = Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)]
@@ -72,6 +73,10 @@ PrefixLevels = Annotated[
 ]
 EncoderRows = Annotated[
     int | None, typer.Option("--encoder-rows", help="Rows of the encoder pool, one a token of an image. [as needed]")
+]
+Port = Annotated[
+    Path | None,
+    typer.Option("--port", metavar="FOLDER", help="A model family that is not installed: a folder with ARCHITECTURES."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -309,6 +314,30 @@ def _add_rerank(app: typer.Typer, open_host: OpenHost) -> None:
 
 
 def _add_reports(app: typer.Typer) -> None:
+    @app.command(epilog=CHECK_EPILOG)
+    def check(
+        model: Annotated[
+            str,
+            typer.Argument(metavar="MODEL", help="Folder with config.json, a config.json alone, or a .gguf file."),
+        ],
+        hardware: HardwareName = "cpu",
+        dtype: Dtype = "auto",
+        kv_cache_dtype: KvCacheDtype = "auto",
+        max_model_len: MaxModelLen = None,
+        max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Requests to have memory for.")] = 1,
+        max_num_tokens: Annotated[int, typer.Option("--max-num-tokens", help="Tokens per step.")] = 512,
+        port: Port = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> int:
+        """Say whether and how a checkpoint will run, reading headers only; exit code 1 if it is refused."""
+        from trunnion.cli.check import check
+
+        return check(
+            model, hardware=hardware, dtype=dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, port=port, as_json=as_json,
+        )  # fmt: skip
+
     @app.command()
     def models(as_json: Json = False, debug: Debug = False) -> int:
         """List the model families that can be loaded."""

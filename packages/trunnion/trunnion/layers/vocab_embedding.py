@@ -100,6 +100,11 @@ class ParallelLMHead(nn.Module):
         self._tied = (embedding,)
         self.weight = embedding.weight
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the weight is an embedding's."""
+        return bool(self._tied)
+
     def finalize(self) -> None:
         """As `LinearBase.finalize`. A tied head first takes the weight that the loader has put into the embedding."""
         if self._tied:

@@ -17,21 +17,62 @@ from trunnion.layers.group_layer import GroupLayer
 
 
 @dataclass
-class _Members:
-    """The layers of one attention group, and where their caches lie in their cache group."""
+class GroupMembers:
+    """The layers of one attention group, what runs them, and where their caches lie in their cache group."""
 
     spec: GroupSpec
+    group_class: type[Group]
+    on_reference: str | None
+    """Why the class is the reference's; None: it is the package's own."""
+    cache_group: int | None = None
+    """Which of `GroupLayout.cache_spec`'s; None: the layers cache nothing."""
     layers: list[GroupLayer] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
 
 
-class BoundGroups:
-    """All groups of a model. Attention groups share a plan; cache groups share a block table.
+@dataclass(frozen=True, kw_only=True)
+class GroupLayout:
+    """How a model's layers form groups.
 
     Layers with equal specs form an attention group. Attention groups whose caches look the same (kind, window and
     tensors) form a cache group: a difference in scale or query heads does not matter to the host. Groups of encoders
     have no caches, and the host knows nothing of them.
     """
+
+    members: tuple[GroupMembers, ...]
+    cache_spec: KVCacheSpec
+
+    @property
+    def needs_whole_prompts(self) -> bool:
+        """Whether tokens see those after them."""
+        return any(isinstance(entry.spec, EncoderSpec) for entry in self.members)
+
+
+def lay_out_groups(model: nn.Module, hardware: Hardware, limits: Limits) -> GroupLayout:
+    """The groups that `model` has on `hardware`; nothing is made or bound, so that the model may lie on meta."""
+    members: dict[GroupSpec, GroupMembers] = {}
+    caches: dict[tuple[object, ...], list[GroupLayer]] = {}
+    groups: list[CacheGroupSpec] = []
+    for layer in (module for module in model.modules() if isinstance(module, GroupLayer)):
+        spec = layer.spec
+        if spec not in members:
+            members[spec] = GroupMembers(spec, *hardware.group_class(spec))
+        entry = members[spec]
+        entry.layers.append(layer)
+        if spec.kind is None:
+            continue
+        key = (spec.kind, spec.window, entry.group_class.cache_tensors(spec, limits.block_size))
+        entry.cache_group = list(caches).index(key) if key in caches else len(caches)
+        own = caches.setdefault(key, [])
+        entry.rows.append(len(own))
+        own.append(layer)
+    for (kind, window, tensors), layers in caches.items():
+        groups.append(_cache_group(kind, window, tensors, layers, limits))  # type: ignore[arg-type]
+    return GroupLayout(members=tuple(members.values()), cache_spec=KVCacheSpec(groups=tuple(groups)))
+
+
+class BoundGroups:
+    """All groups of a model. Attention groups share a plan; cache groups share a block table: see `GroupLayout`."""
 
     def __init__(
         self,
@@ -42,34 +83,9 @@ class BoundGroups:
         breaks: BreakPoints | None = None,
         gate: KVEventGate | None = None,
     ) -> None:
-        layers = [module for module in model.modules() if isinstance(module, GroupLayer)]
-        members: dict[GroupSpec, _Members] = {}
-        caches: dict[tuple[object, ...], list[GroupLayer]] = {}
-        group_of: dict[GroupSpec, int] = {}
+        layout = lay_out_groups(model, hardware, limits)
+        self.cache_spec = layout.cache_spec
         self.on_reference: dict[str, str] = {}
-        self._tensors = []
-        for layer in layers:
-            spec = layer.spec
-            entry = members.setdefault(spec, _Members(spec))
-            entry.layers.append(layer)
-            if spec.kind is None:
-                continue
-            group_class, _ = hardware.group_class(spec)
-            tensors = group_class.cache_tensors(spec, limits.block_size)
-            key = (spec.kind, spec.window, tensors)
-            if key not in caches:
-                caches[key] = []
-                self._tensors.append(tensors)
-            group_of[spec] = list(caches).index(key)
-            entry.rows.append(len(caches[key]))
-            caches[key].append(layer)
-
-        self.cache_spec = KVCacheSpec(
-            groups=tuple(
-                _cache_group(key[0], key[1], key[2], caches[key], limits)  # type: ignore[arg-type]
-                for key in caches
-            )
-        )
         # Cache layers are numbered over all cache groups: where each group's numbers begin.
         begins = [0, *itertools.accumulate(len(group.layers) for group in self.cache_spec.groups)]
         gate = KVEventGate() if gate is None else gate
@@ -78,21 +94,22 @@ class BoundGroups:
         """Groups with caches: which cache group is theirs, and where in it their layers are."""
         self.required_fields = Field.REQUIRED
         self.accepts_prefix_levels = False
-        self.needs_whole_prompts = any(isinstance(spec, EncoderSpec) for spec in members)
-        for spec, entry in members.items():
-            group_class, reason = hardware.group_class(spec)
-            if reason is not None:
-                self.on_reference[f"{'encoder' if spec.kind is None else spec.kind.value} group"] = reason
+        self.needs_whole_prompts = layout.needs_whole_prompts
+        for entry in layout.members:
+            spec, group_class = entry.spec, entry.group_class
+            if entry.on_reference is not None:
+                kind = "encoder" if spec.kind is None else spec.kind.value
+                self.on_reference[f"{kind} group"] = entry.on_reference
             group = group_class(spec, len(entry.layers), device)
             self.groups.append(group)
-            if spec.kind is None:
+            if entry.cache_group is None:
                 for index, layer in enumerate(entry.layers):
                     layer.bind(group, index, breaks)
                 continue
-            begin = begins[group_of[spec]]
+            begin = begins[entry.cache_group]
             for index, (layer, row) in enumerate(zip(entry.layers, entry.rows, strict=True)):
                 layer.bind(group, index, breaks, gate.around(group.run, begin + row))  # type: ignore[attr-defined]
-            self._cached.append((group, group_of[spec], entry.rows))
+            self._cached.append((group, entry.cache_group, entry.rows))
             self.required_fields |= group_class.required_fields(spec)
             self.accepts_prefix_levels |= group_class.accepts_prefix_levels(spec)
             if spec.kind is CacheKind.RECURRENT and limits.max_decode_query_len > 1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -55,12 +56,12 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     if target is not None:
         hardware = target.hardware
     hardware = registry.hardware(config.hardware) if hardware is None else hardware
-    _check_environment(hardware)
-    _check_block_size(config.limits.block_size, hardware)
+    check_environment(hardware)
+    check_block_size(config.limits.block_size, hardware)
     checkpoint, model_class = _find(config, target is not None)
     model_config = model_class.config_class.from_hf(checkpoint.config)
     weight_map = model_class.weight_map.for_config(model_config)
-    _check_reach(config.limits.max_model_len, model_config.max_model_len, "model" if target is None else "draft")
+    check_reach(config.limits.max_model_len, model_config.max_model_len, "model" if target is None else "draft")
     device = hardware.initialize(config.device_index)
     dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
     if target is None:
@@ -98,7 +99,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         progress=config.progress,
         shared_modules=shared,
     )
-    _check_cache_scales(checkpoint, ctx, report)
+    check_cache_scales(str(checkpoint.path), checkpoint.config, ctx, report.defaults)
     return LoadedModel(
         model=model.eval(),
         config=model_config,
@@ -129,23 +130,28 @@ def _quantization(checkpoint: Checkpoint, weight_map: WeightMap) -> QuantizedLay
     return None if found is None else QuantizedLayers(found, weight_map, checkpoint.source.infos)
 
 
-def _check_cache_scales(checkpoint: Checkpoint, ctx: BuildContext, report: WeightReport) -> None:
-    found = read_quantization(checkpoint.config)
-    if ctx.kv_cache_dtype is not None and found is not None and found.has_cache_scales and report.defaults:
+def check_cache_scales(
+    source: str, config: Mapping[str, Any], ctx: BuildContext, defaults: Mapping[str, float]
+) -> None:
+    """WeightsError if `source` promises scales of an fp8 cache, and `defaults` had to be taken instead."""
+    found = read_quantization(config)
+    if ctx.kv_cache_dtype is not None and found is not None and found.has_cache_scales and defaults:
         raise WeightsError(
-            f"{checkpoint.path}: config.json says (kv_cache_scheme) that every layer has scales of an fp8 cache; "
-            f"missing: {first_names(tuple(report.defaults))}"
+            f"{source}: config.json says (kv_cache_scheme) that every layer has scales of an fp8 cache; "
+            f"missing: {first_names(tuple(defaults))}"
         )
 
 
-def _check_environment(hardware: Hardware) -> None:
+def check_environment(hardware: Hardware) -> None:
+    """UnsupportedError if this machine lacks what `hardware` needs."""
     problems = [problem for problem in hardware.check_environment() if problem.fatal]
     if problems:
         first = problems[0]
         raise UnsupportedError(f"{first.what}: found {first.found}, {hardware.name} needs {first.needed}")
 
 
-def _check_block_size(block_size: int, hardware: Hardware) -> None:
+def check_block_size(block_size: int, hardware: Hardware) -> None:
+    """ValueError if `hardware` has no such cache blocks."""
     if block_size % hardware.block_size_multiple:
         raise ValueError(
             f"block_size {block_size} is not for hardware {hardware.name!r}; "
@@ -153,7 +159,8 @@ def _check_block_size(block_size: int, hardware: Hardware) -> None:
         )
 
 
-def _check_reach(max_model_len: int, longest: int, what: str) -> None:
+def check_reach(max_model_len: int, longest: int, what: str) -> None:
+    """ValueError if the positions of `what` do not reach so far."""
     if max_model_len > longest:
         raise ValueError(
             f"max_model_len {max_model_len} is above the {longest} tokens that the {what}'s positions reach"

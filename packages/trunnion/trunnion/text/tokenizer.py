@@ -104,7 +104,7 @@ def load_folder_tokenizer(folder: Path) -> TextTokenizer:
         }
     special = {name: text for name in SPECIAL_TOKEN_NAMES if (text := _token_text(config.get(name))) is not None}
     _add_missing_tokens(tokenizer, config, special)
-    return TextTokenizer(tokenizer, special_tokens=special, chat_template=_folder_chat_template(folder, config))
+    return TextTokenizer(tokenizer, special_tokens=special, chat_template=folder_chat_template(folder))
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> TextTokenizer:
@@ -151,13 +151,19 @@ def _add_missing_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], special
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
 
 
-def _folder_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def folder_chat_template(folder: Path) -> str | None:
     """`chat_template.jinja`, then `chat_template.json` (older processors), then the entry in the configuration; of
-    several the one named `default`."""
+    several the one named `default`; None if there is none.
+
+    Raises:
+        ConfigError: there are several, and none of that name.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    template = _read_if_there(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
+    template = _read_if_there(folder / "chat_template.json").get("chat_template")
+    if template is None:
+        template = _read_if_there(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
     if isinstance(template, Mapping):

@@ -57,6 +57,8 @@ class LoadPlan:
     """Checkpoint tensor -> what it must hold; it is not loaded."""
     defaults: dict[str, float] = field(default_factory=dict)
     """Parameter that the checkpoint leaves out, as it may -> its value."""
+    problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """What does not add up ("missing", "unexpected", "of a wrong shape", ...) -> checkpoint tensors; empty: it does."""
 
 
 SHARED = "shared with the target"
@@ -79,6 +81,20 @@ def plan_load(
         WeightsError: tensors are missing, unexpected, duplicated, or of a wrong shape or dtype; all kinds in one line.
         UnsupportedError: the map refuses a tensor.
     """
+    plan = draw_up(model, source, weight_map, shared_modules)
+    if plan.problems:
+        raise WeightsError(describe_problems(plan, source, type(model).__name__))
+    return plan
+
+
+def draw_up(
+    model: torch.nn.Module, source: WeightSource, weight_map: WeightMap, shared_modules: Collection[str] = ()
+) -> LoadPlan:
+    """As `plan_load`, but what does not add up is listed in the plan's `problems`.
+
+    Raises:
+        UnsupportedError: the map refuses a tensor.
+    """
     params = {
         name: parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -88,7 +104,7 @@ def plan_load(
     known = _known(model)
     plan = LoadPlan()
     filled: dict[Target, str] = {}
-    problems: dict[str, list[str]] = defaultdict(list)
+    problems = plan.problems
     for name, info in source.infos.items():
         resolved = weight_map.resolve(name)
         if isinstance(resolved, Refused):
@@ -122,14 +138,20 @@ def plan_load(
             plan.defaults[param] = default
         elif param not in tied:
             # One tensor may be missing in several parts.
-            problems["missing"] += dict.fromkeys(
+            absent = dict.fromkeys(
                 weight_map.checkpoint_name(Target(param, part))
                 for part in placements_of(tensor)
                 if Target(param, part) not in filled
             )
-    if any(problems.values()):
-        raise WeightsError(_describe(model, source, problems))
+            if absent:
+                problems["missing"] += absent
     return plan
+
+
+def describe_problems(plan: LoadPlan, source: WeightSource, model_name: str) -> str:
+    """One line that names everything in `plan.problems`."""
+    counts = "; ".join(f"{len(names)} {kind}: {first_names(names)}" for kind, names in plan.problems.items())
+    return f"{source.description} does not fit {model_name}: {counts}"
 
 
 def _by_the_layers_name(target: Target, params: Mapping[str, torch.Tensor]) -> Target:
@@ -268,11 +290,6 @@ def _rows_of_parts(shapes: list[tuple[int, ...]], interleaved: bool) -> list[sli
         return [slice(first, None, len(shapes)) for first in range(len(shapes))]
     ends = list(itertools.accumulate(shape[0] for shape in shapes))
     return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
-
-
-def _describe(model: torch.nn.Module, source: WeightSource, problems: Mapping[str, list[str]]) -> str:
-    counts = "; ".join(f"{len(names)} {kind}: {first_names(names)}" for kind, names in problems.items() if names)
-    return f"{source.description} does not fit {type(model).__name__}: {counts}"
 
 
 def _short(dtype: torch.dtype) -> str:

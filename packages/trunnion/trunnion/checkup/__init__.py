@@ -1,0 +1,1 @@
+"""Whether and how a checkpoint will run, from its configuration and the headers of its files: no tensor is read."""
