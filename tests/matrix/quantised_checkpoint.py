@@ -126,7 +126,7 @@ def _kind(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _is_quantised(name: str, ignore: list[str]) -> bool:
     """Projections but for those that are ignored; in the tests a pattern is one that fits the whole name."""
     module = name.removesuffix(".weight")
-    if not re.search(r"_proj(_with_mqa)?\.weight$", name):
+    if not re.search(r"_proj(_with_mqa|_qkv|_z)?\.weight$", name):
         return False
     return not any(module == each or re.fullmatch(each.removeprefix("re:"), module) for each in ignore)
 

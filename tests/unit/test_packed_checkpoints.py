@@ -499,6 +499,22 @@ def test_what_a_checkpoint_fuses_is_cut(tmp_path: Path, settings: dict[str, Any]
     assert torch.equal(model.qkv_proj.dense_weight(), own)
 
 
+@pytest.mark.parametrize("settings", [AWQ, GPTQ, compressed(symmetric=False)], ids=["awq", "gptq", "compressed"])
+def test_what_a_checkpoint_fuses_may_be_some_of_the_parts(tmp_path: Path, settings: dict[str, Any]) -> None:
+    weights = {"qk_proj": torch.randn(144, 160), "v_proj": torch.randn(48, 160)}
+    integers = {n: packed_checkpoint.quantise(w, settings, n, torch.float16) for n, w in weights.items()}
+    found = {n: packed_checkpoint.published(each, settings) for n, each in integers.items()}
+    save_file(
+        {f"{n}.{leaf}": t for n, leaves in found.items() for leaf, t in leaves.items()}, tmp_path / "model.safetensors"
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    with torch.device("meta"):
+        model = FusedThere(context(scheme_of(settings)))
+    load(model, tmp_path, WeightMap(fuse={"qkv_proj": {"q+k": "qk_proj", "v": "v_proj"}}))
+    wanted = torch.cat([integers["qk_proj"].dense(), integers["v_proj"].dense()])
+    assert torch.equal(model.qkv_proj.dense_weight(), wanted)
+
+
 def test_a_head_in_few_bits_is_padded_with_zeros(tmp_path: Path) -> None:
     """136 tokens over 3 ranks."""
     integers = packed_checkpoint.quantise(torch.randn(136, 64), GPTQ, "lm_head", torch.float16)

@@ -270,20 +270,20 @@ def test_scales_follow_every_cut(tmp_path: Path, scheme: Scheme, size: int) -> N
 class Fused(nn.Module):
     """A layer whose checkpoint holds q, k and v as one, as Phi-3's does."""
 
-    def __init__(self, ctx: BuildContext) -> None:
+    def __init__(self, ctx: BuildContext, head_dim: int = 48) -> None:
         super().__init__()
-        self.qkv_proj = QKVParallelLinear(200, 48, 4, 2, ctx=ctx, prefix="qkv_proj")
+        self.qkv_proj = QKVParallelLinear(200, head_dim, 4, 2, ctx=ctx, prefix="qkv_proj")
         self.qkv_proj.keeps_dense_weight = True
 
 
-def load_fused(folder: Path, scheme: Scheme, rank: int, size: int) -> Fused:
+def load_fused(folder: Path, scheme: Scheme, rank: int, size: int, *, head_dim: int = 48) -> Fused:
     ctx = BuildContext(
         hardware=ReferenceHardware(), dtype=torch.float32, parallel=ParallelGroup(rank=rank, size=size),
         quantization=Everything(scheme),
     )  # fmt: skip
     weight_map = WeightMap(cut={"qkv_proj": ("q", "k", "v")})
     with torch.device("meta"):
-        model = Fused(ctx)
+        model = Fused(ctx, head_dim)
     load_weights(model, SafetensorsSource(folder), weight_map, dtype=torch.float32, device=torch.device("cpu"))
     return model
 
@@ -307,11 +307,27 @@ def test_scales_of_a_tensor_that_is_fused_in_the_checkpoint_follow_its_parts(
         assert torch.equal(model.qkv_proj.dense_weight(), wanted)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_blocks_within_the_parts_of_a_fused_tensor_follow_them(tmp_path: Path, size: int) -> None:
+    """Two blocks of rows of q, one of k and of v; a rank of two has a half of each of these."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(512, 200, generator=generator).to(E4M3)
+    scale = torch.rand(4, 2, generator=generator) + 0.1
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": BLOCKS}))
+    save_file({"qkv_proj.weight": weight, "qkv_proj.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    spread = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :200]
+    dense = (weight.float() * spread).split([256, 128, 128])
+    for rank in range(size):
+        model = load_fused(tmp_path, BlockFP8(), rank, size, head_dim=64)
+        wanted = torch.cat([part.chunk(size)[rank] for part in dense])
+        assert torch.equal(model.qkv_proj.dense_weight(), wanted)
+
+
 def test_blocks_that_lie_in_two_parts_of_a_fused_tensor_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": BLOCKS}))
     tensors = {"qkv_proj.weight": torch.zeros(384, 200).to(E4M3), "qkv_proj.weight_scale_inv": torch.ones(3, 2)}
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(UnsupportedError, match=r"qkv_proj\.weight_scale_inv: scales per block"):
+    with pytest.raises(UnsupportedError, match=r"qkv_proj\.weight_scale_inv: blocks across the parts q, k, v"):
         load_fused(tmp_path, BlockFP8(), 0, 1)
 
 

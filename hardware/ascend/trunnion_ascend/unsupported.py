@@ -11,6 +11,7 @@ UNSUPPORTED: dict[str, str] = dict.fromkeys(
         "llama-fp8-rows",
         "deepseek_v2-fp8-blocks",
         "deepseek_v3-fp8-blocks",
+        "qwen3_5-fp8-blocks",
         "llama-fp8-cache",
     ),
     FLOAT8,

@@ -88,6 +88,28 @@ CARDS: tuple[Card, ...] = (
     ),
     _qwen3_5("draft", "the head for multi-token prediction, on the decoder's hidden states", quick=True, draft=True),
     Card(
+        name="qwen3_5-fp8-blocks",
+        architecture="Qwen3_5ForCausalLM",
+        config=_DENSE
+        | {
+            "hidden_size": 160,
+            "intermediate_size": 320,
+            "head_dim": 64,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 40,
+        },
+        quantization={
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": [
+                f"model.layers.{index}.linear_attn.in_proj_{part}" for index in range(3) for part in "ab"
+            ],
+        },
+        notes="FP8 in blocks: three parts of a projection are one in the checkpoint, its last block cut short",
+    ),
+    Card(
         name="qwen3_5-beside-a-tower",
         architecture="Qwen3_5ForConditionalGeneration",
         config=beside_a_tower("qwen3_5", _DENSE),

@@ -37,8 +37,8 @@ class Placement:
     target: Index = ()
     loose: bool = False
     """Dimensions of 1 more or less are the same shape, and a tensor of shape () fills all of the target: scales."""
-    per_row: bool = True
-    """Whether each row is one output feature's, so that rows can be cut where a checkpoint fuses layers."""
+    fills_rows: bool = True
+    """Whether all of a row is this part's where a checkpoint fuses it with the next one, so that rows can be cut."""
     recoding: Recoding | None = None
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -51,14 +54,11 @@ class GroupedIntLinearMethod(LinearMethod):
             add_parameter(layer, self.names.zero_points, groups.shape, torch.uint8, zero_points)
         if scheme.is_ordered:
             places = {
-                part: Placement(shape=(full,), target=(index,), per_row=False)
+                part: Placement(shape=(full,), target=(index,), fills_rows=False)
                 for index, part in enumerate(shape.placements)
             }
             add_parameter(layer, self.names.groups, (len(places), full), torch.int32, places)
-        sizes = {part: place.shape for part, place in shape.placements.items()}
-        # The last is of a module that the checkpoint fuses as well.
-        whole = sum(rows for rows, _ in sizes.values()), full
-        set_known(layer, known_tensors(scheme, {**sizes, "+".join(sizes): whole}))
+        set_known(layer, known_tensors(scheme, _runs_of_parts(shape.placements)))
         layer.register_buffer("feature_order", None, persistent=False)
         layer.int_group_size, layer.dense_dtype = groups.columns, shape.dtype
 
@@ -112,3 +112,11 @@ class GroupedIntLinearMethod(LinearMethod):
         values = unpack_wide(weight, self.scheme.bits).index_select(1, layer.feature_order)
         weight.copy_(pack(values, self.scheme.bits))
         listed.fill_(TAKEN)
+
+
+def _runs_of_parts(placements: Mapping[str, Placement]) -> dict[str, tuple[int, int]]:
+    """Sizes of parts, and of neighbouring ones as one, for a module of the checkpoint may be several (`q+k+v`)."""
+    parts = list(placements)
+    columns = placements[parts[0]].shape[1]
+    runs = [parts[first:end] for first, end in itertools.combinations(range(len(parts) + 1), 2)]
+    return {"+".join(run): (sum(placements[part].shape[0] for part in run), columns) for run in runs}

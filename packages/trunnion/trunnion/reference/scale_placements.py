@@ -58,8 +58,8 @@ def block_scales(
             shape=(-(-place.shape[0] // block[0]), -(-place.shape[1] // block[1])),
             source=(source_rows, source_columns),
             target=(*place.target[:stacked], target_rows, target_columns),
-            # Of several rows, a block may hold the end of one part and the start of the next.
-            per_row=block[0] == 1,
+            # A last block that is not full would hold the start of the next part too.
+            fills_rows=place.shape[0] % block[0] == 0,
         )
     shape = (-(-size[0] // rows), -(-size[1] // columns))
     return BlockScales(rows=rows, columns=columns, shape=shape, placements=found)

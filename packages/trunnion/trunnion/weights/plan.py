@@ -227,10 +227,10 @@ def _cut_pieces(
         return []
     wanted = [placements[part] for part in parts]
     shape, loose = wanted[0].shape, wanted[0].loose
-    if not wanted[0].per_row:
+    if not all(place.fills_rows for place in wanted[:-1]):
         raise UnsupportedError(
-            f"{name}: scales per block and groups of features of a module that the checkpoint fuses are not supported; "
-            "choices: what is stored per row or per tensor"
+            f"{name}: blocks across the parts {', '.join(parts)} that the checkpoint fuses, and orders of their "
+            "features, are not supported; choices: what is stored per row, per tensor or per block within a part"
         )
     if not shape:
         whole, rows = wanted[0], [None] * len(parts)
