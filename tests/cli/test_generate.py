@@ -122,6 +122,15 @@ def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
     assert (limits.max_model_len, limits.max_num_seqs, limits.max_num_tokens, limits.max_logits_rows) == (100, 4, 64, 4)
 
 
+def test_a_draft_model_is_named_and_shortens_requests(cli: Cli, model: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    write(draft / "config.json", {"max_position_embeddings": 48})
+    options = generate(cli, model, "Hi", "--drafts", "2", "--draft-model", str(draft)).host.options
+    assert (options.draft_model, options.num_drafts, options.limits.max_model_len) == (draft, 2, 48)
+    assert generate(cli, model, "Hi", "--drafts", "2").host.options.draft_model is None
+
+
 def test_drafts_widen_the_limits(cli: Cli, model: Path) -> None:
     options = generate(cli, model, "One", "Two", "--drafts", "3").host.options
     limits = options.limits
@@ -132,6 +141,8 @@ def test_drafts_widen_the_limits(cli: Cli, model: Path) -> None:
         (["--drafts", "9"], "--drafts must be 0 (off) ... 8, got 9"),
         (["--drafts", "-1"], "--drafts must be 0 (off) ... 8, got -1"),
         (["--drafts", "2", "--overlap"], "--drafts 2 with --overlap"),
+        (["--draft-model", "here"], "--draft-model here without --drafts K"),
+        (["--draft-model", "nowhere", "--drafts", "2"], "nowhere: no such model folder"),
         (["--prefix-levels", "-1"], "--prefix-levels must be 0 (off) ... "),
     ):
         outcome = cli("generate", "--model", str(model), "Hi", *given)

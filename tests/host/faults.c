@@ -267,6 +267,9 @@ void try_creation(const host *h) {
   bad.limits.max_num_seqs = MAX_TOKENS + 1;
   expect_no_executor(bad, "max_num_seqs");
   bad = good;
+  bad.draft_model = "a draft";
+  expect_no_executor(bad, "draft_model");
+  bad = good;
   bad.tp_rank = 1;
   expect_no_executor(bad, "tp_rank");
   if (strcmp(h->options.hardware, "null") == 0) {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,12 @@ import torch
 from tests.conformance.batches import block_size_for
 
 from trunnion import registry
-from trunnion_host.serving import HostConfig, InvalidError, SamplingParams, ServingHost, Stats
+from trunnion_host.serving import HostConfig, InvalidError, SamplingParams, ServingHost
 from trunnion_models.llama.card import CARDS
 
 from .cases import load_hardware
 from .hf_reference import build_reference
+from .served_drafts import serve, speculate
 from .trained_draft import TrainedDraft, save_trained_draft
 
 NUM_TOKENS = 24
@@ -53,37 +53,6 @@ def config(trained: TrainedDraft, pytestconfig: pytest.Config) -> HostConfig:
         block_size=block_size_for(registry.hardware(hardware), 4),
         exit_on_fatal=False,
     )
-
-
-def serve(config: HostConfig, prompts: Sequence[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], Stats]:
-    """All prompts at once."""
-    with ServingHost(config) as host:
-        tokens: dict[int, list[int]] = {host.submit(prompt, sampling): [] for prompt in prompts}
-        for request, said in tokens.items():
-            for event in host.stream(request):
-                assert not event.error
-                said += [] if event.finished else [event.token_id]
-        return list(tokens.values()), host.stats()
-
-
-def speculate(
-    trained: TrainedDraft, prompts: list[list[int]], outputs: list[list[int]], num_drafts: int
-) -> tuple[list[int], list[int]]:
-    """How many drafts there are at each place, and how many of them come true, when plain torch drafts."""
-    drafted, accepted = [0] * num_drafts, [0] * num_drafts
-    for prompt, output in zip(prompts, outputs, strict=True):
-        said = 1
-        while said < len(output) - 1:
-            drafts = trained.draft(prompt + output[:said], min(num_drafts, len(output) - said - 1))
-            rest = output[said : said + len(drafts)]
-            right = next(
-                (i for i, pair in enumerate(zip(drafts, rest, strict=True)) if pair[0] != pair[1]), len(drafts)
-            )
-            for place in range(len(drafts)):
-                drafted[place] += 1
-                accepted[place] += place < right
-            said += right + 1
-    return drafted, accepted
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, 6])

@@ -68,7 +68,7 @@ def pairs(trained: TrainedEagle3, hardware: str, limits: Limits) -> Iterator[Cal
     """Makes targets with their drafts, and closes them."""
     made: list[ModelExecutor] = []
 
-    def make(execution: Mode | None = None, draft_model: Path = trained.draft_folder) -> Pair:
+    def make(execution: Mode | None = None, draft_model: Path = trained.draft_model) -> Pair:
         package = registry.hardware(hardware)
         package = package if execution is None else package.limited_to(execution)
         pair = make_pair(trained.folder, hardware, package, limits, draft_model=draft_model, tuning_seconds=0.0)
@@ -119,7 +119,7 @@ def test_drafts_are_those_of_plain_torch(
         drafts.append(int(logits.argmax()))
         rows.append(logits)
     assert drafts == trained.draft(tokens, 4)
-    found, said = torch.cat(rows), trained.head.token_ids
+    found, said = torch.cat(rows), trained.token_ids
     assert_near(found[:, said], trained.draft_logits(tokens, 4))
     assert found.index_fill(1, said, -torch.inf).isneginf().all(), "a token that cannot be drafted has a logit"
 
@@ -156,7 +156,7 @@ def test_what_the_checkpoint_lacks_is_the_targets(trained: TrainedEagle3, pairs:
     report = draft.weight_report
     assert report.shared == ("model.embed_tokens.weight",)
     assert dict(report.ignored) == {"d2t says the same the other way round": ("t2d",)}
-    stored = load_file(trained.draft_folder / "model.safetensors")
+    stored = load_file(trained.draft_model / "model.safetensors")
     assert report.num_used == len(stored) - 1
     own = [p for name, p in draft.model.named_parameters() if name not in report.shared]
     buffers = sum(buffer.nbytes for buffer in draft.model.buffers())
@@ -167,11 +167,11 @@ def test_what_the_checkpoint_lacks_is_the_targets(trained: TrainedEagle3, pairs:
 
 def rewritten(trained: TrainedEagle3, folder: Path, *, drop: str = "", **changes: Any) -> Path:
     """The draft's checkpoint with other fields (`...` = none) and tensors."""
-    config = json.loads((trained.draft_folder / "config.json").read_text())
+    config = json.loads((trained.draft_model / "config.json").read_text())
     fields = {name: value for name, value in changes.items() if not isinstance(value, torch.Tensor)}
     config = {name: value for name, value in (config | fields).items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = load_file(trained.draft_folder / "model.safetensors")
+    tensors = load_file(trained.draft_model / "model.safetensors")
     tensors |= {name: value for name, value in changes.items() if isinstance(value, torch.Tensor)}
     save_file({name: t for name, t in tensors.items() if name != drop}, folder / "model.safetensors")
     return folder
@@ -249,7 +249,7 @@ def test_a_target_that_keeps_none_is_named(
     trained: TrainedEagle3, hardware: str, limits: Limits, tmp_path: Path
 ) -> None:
     build_reference(GEMMA3[0], torch.float32, tmp_path)
-    options: dict[str, Any] = {"hardware": hardware, "limits": limits, "draft_model": trained.draft_folder}
+    options: dict[str, Any] = {"hardware": hardware, "limits": limits, "draft_model": trained.draft_model}
     with pytest.raises(UnsupportedError, match=r"reads states between .*, and Gemma3ForCausalLM keeps none"):
         ModelExecutor.create(ExecutorConfig(model=tmp_path, keep_hidden=True, **options))
 
@@ -257,10 +257,10 @@ def test_a_target_that_keeps_none_is_named(
 def test_both_executors_must_be_told(trained: TrainedEagle3, hardware: str, limits: Limits) -> None:
     options: dict[str, Any] = {"model": trained.folder, "hardware": hardware, "limits": limits}
     with pytest.raises(ValueError, match=r"draft_model is .*, and keep_hidden is not set: it reads what is kept"):
-        ExecutorConfig(**options, draft_model=trained.draft_folder)
+        ExecutorConfig(**options, draft_model=trained.draft_model)
     target = ModelExecutor.create(ExecutorConfig(**options, keep_hidden=True))
     with pytest.raises(ValueError, match=r"draft_model '.*draft' of the draft is not its target's, 'None'"):
         ModelExecutor.create(
-            ExecutorConfig(**options, draft_model=trained.draft_folder, role=Role.DRAFT), share_with=target
+            ExecutorConfig(**options, draft_model=trained.draft_model, role=Role.DRAFT), share_with=target
         )
     target.close()

@@ -29,6 +29,13 @@ class TrainedDraft:
     folder: Path
     target: PreTrainedModel
     head: MTPReference
+    draft_model: Path | None = None
+    """The head lies in the target's checkpoint."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The tokens that the columns of `draft_logits` are: all."""
+        return torch.arange(self.target.config.vocab_size)
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:

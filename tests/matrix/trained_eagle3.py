@@ -46,8 +46,14 @@ class TrainedEagle3:
     head: Eagle3Reference
 
     @property
-    def draft_folder(self) -> Path:
+    def draft_model(self) -> Path:
+        """The folder of the draft's checkpoint."""
         return self.folder / FOLDER
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The tokens that the columns of `draft_logits` are."""
+        return self.head.token_ids
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
@@ -59,7 +65,7 @@ class TrainedEagle3:
 
     def draft(self, tokens: list[int], num_drafts: int) -> list[int]:
         """What the head drafts after `tokens`, of which the target has not seen the last."""
-        drafts: list[int] = self.head.token_ids[self.draft_logits(tokens, num_drafts).argmax(-1)].tolist()
+        drafts: list[int] = self.token_ids[self.draft_logits(tokens, num_drafts).argmax(-1)].tolist()
         return drafts
 
     @torch.inference_mode()
@@ -70,7 +76,7 @@ class TrainedEagle3:
         for _ in range(num_drafts):
             out = self.head(self.head.embed(torch.tensor([drafted[1:]]), self.target), hidden)
             rows.append(self.head.logits(out[:, -1], self.target))
-            drafted.append(int(self.head.token_ids[rows[-1].argmax()]))
+            drafted.append(int(self.token_ids[rows[-1].argmax()]))
             # A draft has no target's state to go by, so what its layer returned stands for it.
             hidden = torch.cat((hidden, out[:, -1:]), dim=1)
         return torch.cat(rows)

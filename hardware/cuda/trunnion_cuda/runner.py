@@ -63,6 +63,8 @@ class CudaGraphRunner(Runner):
         before = torch.cuda.mem_get_info(self._device)[0]
         self.steps = CapturedSteps(self, self.buckets, self._breaks, inputs, CudaCapture(self._device), RULES)
         self.steps.capture_all(report)
+        if self.combines:
+            self.steps.capture_combines(report)
         if why_no_times() is None:
             report_stand_ins(report, TUNER)
         if self._why_not_full is not None:
@@ -81,6 +83,11 @@ class CudaGraphRunner(Runner):
         result = self.steps.replay(step, bucket)
         self.counters.replays += 1
         return result
+
+    def run_combine(self, step: StepInputs) -> None:
+        """Replay it."""
+        assert self.steps is not None, "warm_up comes before run_combine"
+        self.steps.combine(step)
 
     def close(self) -> None:
         self.steps = None

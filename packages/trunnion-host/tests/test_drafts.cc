@@ -313,6 +313,7 @@ TEST(draft_options_that_cannot_work_are_refused_by_name) {
   refused([](Options& o) { o.num_drafts = -1; }, "num_drafts is -1, expected 0 ... 8");
   refused([](Options& o) { o.num_drafts = 9; }, "num_drafts is 9, expected 0 ... 8");
   refused([](Options& o) { o.overlap = 1; }, "num_drafts is 3 with overlap");
+  refused([](Options& o) { o.num_drafts = 0, o.executor.draft_model = "here"; }, "draft_model is 'here', and num_drafts is 0");
   refused([](Options& o) { o.executor.limits.max_num_tokens = 3; }, "has 4 rows, max_num_tokens is 3");
   fake::config().agreement = -1;
   refused([](Options&) {}, "num_drafts is 3, but there is no draft to make them: role draft: the fake has none");

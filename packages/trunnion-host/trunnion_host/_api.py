@@ -17,7 +17,7 @@ from ctypes import (
     c_void_p,
 )
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 CONTRACT_VERSION = 3
 
 OK, REFUSED, FAILED, FATAL = range(4)
@@ -85,6 +85,7 @@ class CreateOptions(ctypes.Structure):
         ("reserved2", c_int32),
         ("share_with", c_void_p),
         ("kv_cache_dtype", c_char_p),
+        ("draft_model", c_char_p),
     ]
 
 

@@ -77,7 +77,9 @@ class HostConfig:
     trace_file: str | Path | None = None
     """Where to write a trace of every step, for Perfetto (ui.perfetto.dev); about 1 KB a step."""
     num_drafts: int = 0
-    """Tokens that the model's draft proposes per step of a request, at most 8; the text is the same. 0 = no drafts."""
+    """Tokens that the draft proposes per step of a request, at most 8; the text is the same. 0 = no drafts."""
+    draft_model: str | None = None
+    """A folder with a draft that has a checkpoint of its own; None = the head that the model carries."""
     prefix_levels: int = 0
     """Tell the executor which requests share leading cache blocks, in steps where reading those once saves at least so
     many tokens: shared tokens x (requests - 1). 0 = never. `Stats.prefix_levels_off_reason` says why it cannot be."""

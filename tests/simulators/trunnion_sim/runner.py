@@ -55,6 +55,8 @@ class GraphRunner(Runner):
         capture = SimulatedCapture(self.pool, self._stream)
         self.steps = CapturedSteps(self, self.buckets, self._breaks, inputs, capture, RULES)
         self.steps.capture_all(report)
+        if self.combines:
+            self.steps.capture_combines(report)
         if self._why_not_full is not None:
             report.captured.append(f"no full graphs: {self._why_not_full}")
         report.bytes = self.pool.high_water
@@ -68,6 +70,11 @@ class GraphRunner(Runner):
         self.pool.poison()
         self.counters.replays += 1
         return self.steps.replay(step, bucket)
+
+    def run_combine(self, step: StepInputs) -> None:
+        """Replay it."""
+        assert self.steps is not None, "warm_up comes before run_combine"
+        self.steps.combine(step)
 
     def close(self) -> None:
         self.steps = None

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TRN_ABI_VERSION 3u      /* layout of this header */
+#define TRN_ABI_VERSION 4u      /* layout of this header */
 #define TRN_CONTRACT_VERSION 3u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
 
 #if defined(__GNUC__)
@@ -93,12 +93,13 @@ typedef struct trn_create_options {
   int32_t show_progress;      /* progress bar on stderr while weights load */
   const char *tp_init_method; /* torch.distributed URL, or NULL for one rank */
   trn_limits limits;
-  int32_t role;             /* trn_role: a draft is the head that `model` carries to draft for its decoder */
+  int32_t role;             /* trn_role: a draft is draft_model, or the head that `model` carries for its decoder */
   int32_t keep_hidden;      /* 1 = keep the hidden states of each step for a draft; a draft keeps its own anyway */
   int32_t staging;          /* trn_staging */
   int32_t reserved2;
   trn_executor *share_with; /* of a draft: its target, same thread, with keep_hidden, closed after it; else NULL */
   const char *kv_cache_dtype; /* what keys and values are cached in: NULL or "auto" (the model's dtype), "fp8_e4m3" */
+  const char *draft_model; /* folder of a draft with a checkpoint of its own, the same for it and for its target; or NULL */
 } trn_create_options;
 
 /* Load the model, bind groups. On anything but TRN_OK `*out` is NULL and `error` (may be NULL) holds one line. */

@@ -53,7 +53,8 @@ typedef struct trn_host_options {
   const char *trace_file;        /* where to write a trace of all steps, for Perfetto or chrome://tracing; or NULL */
   trn_kv_events_of kv_events_of; /* or NULL; with tp_size 1 only */
   void *kv_events_context;       /* its first argument */
-  int32_t num_drafts;            /* tokens that the model's draft proposes per step of a request; 0 = no drafts */
+  int32_t num_drafts;            /* tokens that the draft (executor.draft_model, or the model's head) proposes per step of
+                                  * a request; 0 = no drafts */
   /* Tell the executor which requests of a step share leading blocks, where reading those once saves at least so many
    * tokens: shared tokens x (requests - 1), over the step. 0 = never. Such a step runs in no full graph. Where it cannot be,
    * the JSON of the stats says why. */

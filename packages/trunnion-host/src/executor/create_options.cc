@@ -45,6 +45,9 @@ void check_role(const trn_create_options& options) {
   }
   if (draft && options.share_with == nullptr) refuse("share_with", "is NULL, a draft needs the executor of its target");
   if (!draft && options.share_with != nullptr) refuse("share_with", "is set, and role is not draft");
+  if (!draft && options.draft_model != nullptr && options.keep_hidden == 0) {
+    refuse("draft_model", "is '", options.draft_model, "', and keep_hidden is 0: a draft reads what its target keeps");
+  }
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace trunnion::serving {
 // token p; it says what token p + 2 may be. Its caches are groups of the host's one KvCache, behind the target's.
 class Drafter {
  public:
-  // Loads the draft that the target's model carries. std::invalid_argument when there is none, or none that fits.
+  // Loads the draft that is named, or that the target's model carries. std::invalid_argument when none fits.
   Drafter(const HostOptions& options, Executor& target, Watchdog& watchdog);
 
   std::vector<trn_cache_group_spec> kv_cache_spec() { return executor_.kv_cache_spec(); }

@@ -112,6 +112,8 @@ class HostOptions:
     kv_cache_dtype: str = "auto"
     """What keys and values are cached in."""
     num_drafts: int = 0
-    """Tokens that the model's draft proposes per step of a request; 0 = no drafts."""
+    """Tokens that the draft proposes per step of a request; 0 = no drafts."""
+    draft_model: Path | None = None
+    """The checkpoint of a draft that has its own; None: the head that the model carries."""
     prefix_levels: int = 0
     """Tokens that reading shared cache blocks once must save in a step; 0 = never told."""

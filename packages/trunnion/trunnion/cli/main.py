@@ -58,7 +58,10 @@ MaxNumTokens = Annotated[int | None, typer.Option("--max-num-tokens", help="Toke
 Stats = Annotated[bool, typer.Option("--stats", help="Print all of the host's counters at the end.")]
 Overlap = Annotated[bool, typer.Option("--overlap", help="Plan the next step while one runs.")]
 Drafts = Annotated[
-    int, typer.Option("--drafts", metavar="K", help="Let the model's own draft head guess K tokens per step; 0 = off.")
+    int, typer.Option("--drafts", metavar="K", help="Let a draft guess K tokens per step; 0 = off. See --draft-model.")
+]
+DraftModel = Annotated[
+    Path | None, typer.Option("--draft-model", metavar="DIR", help="The draft, if the model carries none: EAGLE-3.")
 ]
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of every step for ui.perfetto.dev.")
@@ -150,6 +153,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         trace: Trace = None,
         overlap: Overlap = False,
         drafts: Drafts = 0,
+        draft_model: DraftModel = None,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_seqs: MaxNumSeqs = None,
@@ -177,6 +181,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
                 prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, encoder_rows=encoder_rows,
                 overlap=overlap,
                 drafts=drafts,
+                draft_model=draft_model,
                 kv_cache_dtype=kv_cache_dtype,
                 trace_file=trace,
             ),
@@ -204,6 +209,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         trace: Trace = None,
         overlap: Overlap = False,
         drafts: Drafts = 0,
+        draft_model: DraftModel = None,
         max_model_len: MaxModelLen = None,
         kv_blocks: KvBlocks = None,
         max_num_tokens: MaxNumTokens = None,
@@ -228,6 +234,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
                 prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
                 drafts=drafts,
+                draft_model=draft_model,
                 kv_cache_dtype=kv_cache_dtype,
                 trace_file=trace,
             ),

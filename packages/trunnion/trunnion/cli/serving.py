@@ -63,6 +63,7 @@ def open_serving_host(options: HostOptions) -> Host:
         overlap=options.overlap,
         trace_file=options.trace_file,
         num_drafts=options.num_drafts,
+        draft_model=None if options.draft_model is None else str(options.draft_model),
         prefix_levels=options.prefix_levels,
     )
     try:

@@ -17,6 +17,7 @@ from trunnion.cli.sampling_options import BLOCK_SIZE, LARGEST, SamplingOptions, 
 from trunnion.cli.threads import default_threads
 from trunnion.config import DTYPES, KV_CACHE_DTYPES
 from trunnion.contract import Limits
+from trunnion.hf_config import max_positions, read_config
 from trunnion.ops.registry import declined
 from trunnion.registry import hardware_names
 from trunnion.text.model_text import ModelText, Task, load_model_text, resolve_model
@@ -48,6 +49,7 @@ class ModelOptions:
     overlap: bool = False
     trace_file: Path | None = None
     drafts: int = 0
+    draft_model: Path | None = None
     kv_cache_dtype: str = "auto"
     prefix_levels: int = 0
 
@@ -66,6 +68,8 @@ class ModelOptions:
                 raise UsageProblem(f"--{name.replace('_', '-')} must be {bound}, got {value}")
         if not 0 <= self.drafts <= MAX_DRAFTS:
             raise UsageProblem(f"--drafts must be 0 (off) ... {MAX_DRAFTS}, got {self.drafts}")
+        if self.draft_model is not None and not self.drafts:
+            raise UsageProblem(f"--draft-model {self.draft_model} without --drafts K: how many tokens is it to guess?")
         if not 0 <= self.prefix_levels <= LARGEST:
             raise UsageProblem(f"--prefix-levels must be 0 (off) ... {LARGEST}, got {self.prefix_levels}")
         if self.drafts and self.overlap:
@@ -116,7 +120,14 @@ class ModelPlan:
             raise UsageProblem(f"{self.text.path} {self.text.task.value}")
         if options.encoder_rows is not None and not takes_images(self.text.path):
             raise UsageProblem(f"--encoder-rows {options.encoder_rows} is for models with a vision tower")
-        self.max_model_len = resolve_max_model_len(options.max_model_len, self.text.max_position)
+        self.max_model_len = resolve_max_model_len(options.max_model_len, self._max_position())
+
+    def _max_position(self) -> int | None:
+        """Of the model, or of a draft that reaches less far."""
+        reaches = [self.text.max_position]
+        if self.options.draft_model is not None:
+            reaches.append(max_positions(read_config(self.options.draft_model)))
+        return min((reach for reach in reaches if reach is not None), default=None)
 
     @contextmanager
     def open_host(
@@ -151,6 +162,7 @@ class ModelPlan:
             overlap=options.overlap,
             trace_file=options.trace_file,
             num_drafts=options.drafts,
+            draft_model=options.draft_model,
             kv_cache_dtype=options.kv_cache_dtype,
             prefix_levels=options.prefix_levels,
         )

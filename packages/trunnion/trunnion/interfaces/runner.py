@@ -88,6 +88,8 @@ class Runner(ABC):
         self.model = model
         self.head = output_head(model)
         self._draft = model if isinstance(model, DraftModel) else None
+        self.combines = isinstance(model, AuxDraftModel)
+        """Whether the model is a draft that makes of its target's states what it takes: see `combine`."""
         self.groups = tuple(groups)
         self.limits = limits
         self.counters = RunnerCounters()
@@ -140,14 +142,19 @@ class Runner(ABC):
         embeds = torch.where(is_image, rows, self.model.embed(ids))
         return self.model.forward(ids, positions, embeds)
 
-    @torch.inference_mode()
-    def combine(self, step: StepInputs) -> None:
-        """Of an `AuxDraftModel`: make the step's hidden states of the rows of its target's that it asks for."""
+    def combine(self, step: StepInputs) -> torch.Tensor:
+        """Of an `AuxDraftModel`: make the step's hidden states of the rows of its target's that it asks for, and return
+        them; what a runner captures as its `run_combine`."""
         assert isinstance(self._draft, AuxDraftModel), "only such a draft combines what its target keeps"
         assert step.hidden_states is not None and step.target_states is not None, "a step of a draft has both"
         assert step.device.hidden_indices is not None, "a draft asks for hidden_indices"
         rows = step.target_states.index_select(0, step.device.hidden_indices)  # [T, states * H]
-        step.hidden_states.copy_(self._draft.combine_hidden_states(rows))
+        return step.hidden_states.copy_(self._draft.combine_hidden_states(rows))
+
+    @torch.inference_mode()
+    def run_combine(self, step: StepInputs) -> None:
+        """`combine`, before `run` of a step whose hidden states are its target's."""
+        self.combine(step)
 
     def plan(self, step: StepInputs) -> None:
         """Plan every group, once per step, and count it."""

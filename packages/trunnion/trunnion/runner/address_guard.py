@@ -29,6 +29,7 @@ def _addresses(step: StepInputs) -> dict[str, int]:
         "input_ids": inputs.input_ids,
         "logits_indices": inputs.logits_indices,
         "hidden_states": step.hidden_states,
+        "target_states": step.target_states,
         "encoder_pool": step.encoder_pool,
         "sampled_ids": step.sampled_ids,
     }

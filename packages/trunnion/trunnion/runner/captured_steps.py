@@ -5,6 +5,7 @@ What a capture is, is the package's affair (`SegmentCapture`); a runner holds on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -79,6 +80,8 @@ class CapturedSteps:
         """tokens -> graph and hidden states"""
         self.heads: dict[int, tuple[ReplayList, torch.Tensor]] = {}
         """output rows -> graph and outputs"""
+        self.combines: dict[int, ReplayList] = {}
+        """tokens -> graph that fills a draft's hidden states from its target's"""
         self._hidden = self._make_hidden()
 
     def capture_all(self, report: WarmUpReport) -> None:
@@ -92,6 +95,23 @@ class CapturedSteps:
         for bucket, length in self._buckets.all_full():
             self.full[bucket.num_tokens, bucket.num_reqs] = self._capture_full(bucket)
             report.captured.append(f"{bucket.num_reqs} decodes of {length} tokens")
+
+    def capture_combines(self, report: WarmUpReport) -> None:
+        """Capture `Runner.combine` for the tokens of every bucket."""
+        sizes = {*self._buckets.tokens, *(bucket.num_tokens for bucket, _ in self._buckets.all_full())}
+        for num_tokens in sorted(sizes, reverse=True):
+            step = self._stage(Bucket(mode=Mode.PIECEWISE, num_tokens=num_tokens, num_reqs=0, num_logits=0))
+            self.combines[num_tokens], _ = self._record(
+                functools.partial(self._runner.combine, step), self._rules.piecewise_breaks
+            )
+        report.captured.append(f"states of the target combined, {len(sizes)} sizes")
+
+    def combine(self, step: StepInputs) -> None:
+        """Replay `Runner.combine`; errors are those of `replay`."""
+        self._guard.check(step)
+        num_tokens = step.device.input_ids.shape[0]
+        if num_tokens:
+            _found(self.combines, num_tokens, "tokens to combine").replay()
 
     def replay(self, step: StepInputs, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Replay a planned step -> (hidden, output rows), which live until the next replay.

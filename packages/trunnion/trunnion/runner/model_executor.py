@@ -25,7 +25,7 @@ from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.hardware import Fence, Hardware
 from trunnion.interfaces.kv_events import KVEventGate, KVEvents, KVEventSlots
-from trunnion.interfaces.model import AuxDraftModel, CausalLM, DraftModel, MultiModal, PoolingModel, output_kind
+from trunnion.interfaces.model import CausalLM, DraftModel, MultiModal, PoolingModel, output_kind
 from trunnion.interfaces.runner import Bucket, Mode, RunnerCounters
 from trunnion.reference.memory_profile import profile_encoder
 from trunnion.runner import draft
@@ -75,7 +75,6 @@ class ModelExecutor:
         if self._writes_hidden and self.hidden is not None:
             draft.bind_aux_hidden_states(model, loaded.aux_layers, self.hidden.rows)
         self._shared_modules = loaded.shared_modules
-        self._combines = isinstance(model, AuxDraftModel)
         self._encoder_pool: EncoderPool | None = None
         if isinstance(model, MultiModal) and config.limits.max_encoder_rows:
             self._encoder_pool = EncoderPool(
@@ -329,8 +328,8 @@ class ModelExecutor:
     def _take_hidden(self, step: StepInputs) -> None:
         """Give a draft's tokens the hidden states they ask for, of the target's last step or of the draft's own."""
         assert self._target is not None and self._inputs.hidden_states is not None, "a draft has both"
-        if self._combines and not step.counts.hidden_source:
-            self._runner.combine(step)
+        if self._runner.combines and not step.counts.hidden_source:
+            self._runner.run_combine(step)
             return
         source = self.hidden if step.counts.hidden_source else self._target.hidden
         assert source is not None and step.device.hidden_indices is not None, "a draft asks for hidden_indices"
