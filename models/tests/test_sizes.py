@@ -372,6 +372,16 @@ BGE_RERANKER_LARGE = {
     "type_vocab_size": 1,
     "num_labels": 1,
 }
+GPT_OSS_20B = {
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_local_experts": 32,
+}
+GPT_OSS_120B = GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128}
 
 PUBLISHED = [
     pytest.param(SMOLLM2_135M, 134_515_008, id="SmolLM2-135M"),
@@ -413,6 +423,8 @@ PUBLISHED = [
     pytest.param(MINILM_L6, 22_713_601, id="ms-marco-MiniLM-L6-v2"),
     pytest.param(BGE_RERANKER_LARGE, 559_891_457, id="bge-reranker-large"),
     pytest.param(GLM_4_9B, 9_400_279_040, id="GLM-4-9B-0414"),
+    pytest.param(GPT_OSS_20B, 20_914_757_184, id="gpt-oss-20b"),
+    pytest.param(GPT_OSS_120B, 116_829_156_672, id="gpt-oss-120b"),
 ]
 
 

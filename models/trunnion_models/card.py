@@ -82,7 +82,9 @@ class Card:
     def rounds_activations(self) -> bool:
         """Whether what enters quantised layers is rounded too; weights are rounded in the checkpoint, once for all."""
         settings = self.quantization or {}
-        weights_alone = settings.get("quant_method") in ("awq", "gptq") or settings.get("format") == "pack-quantized"
+        weights_alone = (
+            settings.get("quant_method") in ("awq", "gptq", "mxfp4") or settings.get("format") == "pack-quantized"
+        )
         return bool(settings) and not weights_alone
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from . import packed_checkpoint
+from . import mxfp4_checkpoint, packed_checkpoint
 
 DENSE = "dense"
 """Folder beside the quantised tensors: the same weights, each multiplied by its scale."""
@@ -40,6 +40,9 @@ def save_quantised(folder: Path, settings: Mapping[str, Any], ranks: int = 1) ->
     dense_folder = folder / DENSE
     dense_folder.mkdir()
     shutil.copy(folder / "config.json", dense_folder)
+    if settings["quant_method"] == "mxfp4":
+        _save_mxfp4(folder, tensors)
+        return
     kind = _kind(settings)
     modules = [name.removesuffix(".weight") for name in tensors if _is_quantised(name, kind["ignore"])]
     generator = torch.Generator().manual_seed(SEED)
@@ -75,6 +78,13 @@ def save_quantised(folder: Path, settings: Mapping[str, Any], ranks: int = 1) ->
         "ranks": ranks,
     }
     (dense_folder / "how.json").write_text(json.dumps(how))
+
+
+def _save_mxfp4(folder: Path, tensors: Tensors) -> None:
+    save_file(mxfp4_checkpoint.published(tensors), folder / "model.safetensors", {"format": "pt"})
+    weights = {name: tensor.float() for name, tensor in mxfp4_checkpoint.dense(tensors).items()}
+    save_file(weights, folder / DENSE / "model.safetensors", {"format": "pt"})
+    (folder / DENSE / "how.json").write_text(json.dumps({"modules": [], "int8": False, "group": None, "scales": {}}))
 
 
 def quantise_activations(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -23,7 +23,7 @@ from trunnion.hf_config import (
     read_generation_config,
     text_config,
 )
-from trunnion.interfaces.quantization import BlockFP8
+from trunnion.interfaces.quantization import MXFP4, BlockFP8
 from trunnion.weights.quantization_config import read_quantization
 
 DATA = Path(__file__).parent / "data"
@@ -128,8 +128,12 @@ def test_an_unsupported_config_is_refused_by_name(name: str) -> None:
 def test_quantised_weights_of_a_supported_family_are_read() -> None:
     found = read_quantization(PUBLISHED["qwen3-8b-fp8"])
     assert found is not None and found.scheme_of("model.layers.0.mlp.up_proj") == BlockFP8()
+    found = read_quantization(PUBLISHED["gpt-oss-20b"])
+    assert found is not None and found.scheme_of("model.layers.23.mlp.experts") == MXFP4()
+    left_out = ("model.layers.7.self_attn.q_proj", "model.layers.7.mlp.router", "model.embed_tokens", "lm_head")
+    assert [found.scheme_of(name) for name in left_out] == [None] * 4
     for name in SUPPORTED:
-        if "quantization_config" not in PUBLISHED[name] and "fp8" not in name:
+        if name != "gpt-oss-20b" and "fp8" not in name:
             assert read_quantization(PUBLISHED[name]) is None
 
 

@@ -89,8 +89,7 @@ def test_schemes(settings: Mapping[str, Any], scheme: Scheme) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"quant_method": "aqlm"}, "quant_method 'aqlm'.*supported: fp8, compressed-tensors, awq, gptq"),
-        ({"quant_method": "mxfp4"}, "'mxfp4'"),
+        ({"quant_method": "aqlm"}, "quant_method 'aqlm'.*supported: fp8, compressed-tensors, awq, gptq, mxfp4"),
         ({"quant_method": "modelopt"}, "'modelopt'"),
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes'"),
         (BLOCKS | {"weight_block_size": [64, 128]}, r"weight_block_size \[64, 128\].*\[128, 128\]"),

@@ -7,15 +7,17 @@ import torch
 from torch import nn
 
 from trunnion.contract import BatchCounts, BatchTensors, Field, KVCacheSpec, Limits, WarmUpReport
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, MLASpec, RecurrentSpec, StepInputs
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import NoCollectives
-from trunnion.interfaces.quantization import W8A8, BlockFP8
+from trunnion.interfaces.quantization import MXFP4, W8A8, BlockFP8
 from trunnion.interfaces.runner import Bucket
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion.reference.moe_method import UnquantizedMoEMethod
+from trunnion.reference.mxfp4_moe_method import MXFP4MoEMethod
 from trunnion.reference.quantised_methods import BlockFP8LinearMethod, W8A8LinearMethod
 from trunnion.reference.quantised_moe_methods import BlockFP8MoEMethod, W8A8MoEMethod
 from trunnion.runner.input_buffers import InputBuffers
@@ -52,6 +54,12 @@ def test_every_scheme_has_a_method() -> None:
     ):
         assert type(hardware.linear_method(scheme, "model.mlp")) is methods[0]
         assert type(hardware.moe_method(scheme, "model.mlp")) is methods[1]
+
+
+def test_mxfp4_is_of_experts_alone() -> None:
+    assert type(ToyHardware().moe_method(MXFP4(), "model.mlp")) is MXFP4MoEMethod
+    with pytest.raises(UnsupportedError, match=r"model\.mlp: a linear layer in MXFP4.*choices: experts"):
+        ToyHardware().linear_method(MXFP4(), "model.mlp")
 
 
 def test_one_rank_needs_no_group() -> None:

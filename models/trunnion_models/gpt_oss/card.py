@@ -35,9 +35,27 @@ _BASE: dict[str, Any] = {
 }
 
 
-def _gpt_oss(name: str, notes: str, *, quick: bool = False, **changes: Any) -> Card:
+_MXFP4: dict[str, Any] = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+
+
+def _gpt_oss(
+    name: str, notes: str, *, quick: bool = False, quantization: dict[str, Any] | None = None, **changes: Any
+) -> Card:
     return Card(
-        name=f"gpt_oss-{name}", architecture="GptOssForCausalLM", config=_BASE | changes, quick=quick, notes=notes
+        name=f"gpt_oss-{name}",
+        architecture="GptOssForCausalLM",
+        config=_BASE | changes,
+        quantization=quantization,
+        quick=quick,
+        notes=notes,
     )
 
 
@@ -70,5 +88,11 @@ CARDS: tuple[Card, ...] = (
         swiglu_limit=0.4,
         swiglu_alpha=1.1,
         rope_scaling=_YARN | {"truncate": True},
+    ),
+    _gpt_oss(
+        "mxfp4",
+        "experts as published: blocks of 4 bits, square, gate and up in turns",
+        intermediate_size=64,
+        quantization=_MXFP4,
     ),
 )

@@ -109,8 +109,7 @@ class _Checkup:
         plain = self._build(self.found.model_class, self.config, self.weight_map, names=None)
         names = None
         if (quantization := read_quantization(self.opened.config)) is not None:
-            packed = quantization.plain_is_unquantised
-            names = likely_names(plain, self.weight_map, packed=packed) if source is None else list(source.infos)
+            names = likely_names(plain, self.weight_map, quantization) if source is None else list(source.infos)
             if source is None:
                 report.notes.append(GUESSED)
         report.parameters = num_parameters(plain)

@@ -13,9 +13,9 @@ from trunnion.hf_config import eos_token_ids, read_config, read_generation_confi
 from trunnion.pooling import read_pooling
 from trunnion.text.gguf_metadata import read_gguf_metadata
 from trunnion.text.tokenizer import folder_chat_template, load_folder_tokenizer
-from trunnion.weights.checkpoint import open_checkpoint
+from trunnion.weights.checkpoint import open_checkpoint, open_folder
 from trunnion.weights.quantization import with_settings_file
-from trunnion.weights.safetensors_source import INDEX_NAME, PICKLE_PATTERNS, SafetensorsSource
+from trunnion.weights.safetensors_source import INDEX_NAME, PICKLE_PATTERNS
 from trunnion.weights.source import WeightSource
 
 WEIGHT_PATTERNS = ("*.safetensors", INDEX_NAME, *PICKLE_PATTERNS)
@@ -64,7 +64,7 @@ def _open_folder(path: Path) -> Opened:
     source, problem = None, None
     if any(True for pattern in WEIGHT_PATTERNS for _ in path.glob(pattern)):
         try:
-            source = SafetensorsSource(path)
+            source = open_folder(path, config)
         except TrunnionError as error:
             problem = str(error)
     has_tokenizer = (path / "tokenizer.json").is_file()

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from torch import nn
 
 from trunnion.checkup.facts import QuantizedFacts
-from trunnion.interfaces.quantization import W8A8, Activations, BlockFP8, Quantization, Scheme
+from trunnion.interfaces.quantization import MXFP4, W8A8, Activations, BlockFP8, Quantization, Scheme
 from trunnion.interfaces.weights import placements_of
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion.weights.mxfp4_source import BLOCKS
 from trunnion.weights.name_map import Target, WeightMap
+from trunnion.weights.quantization_rules import QuantizationConfig
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
@@ -38,24 +40,27 @@ def describe_scheme(scheme: Scheme | None) -> str:
         kind = str(scheme.dtype).removeprefix("torch.")
         activations = "static" if scheme.activations is Activations.STATIC else "per token"
         return f"{kind}, scales per {'row' if scheme.per_row else 'tensor'}; activations in {kind}, {activations}"
+    if isinstance(scheme, MXFP4):
+        return f"MXFP4, scales per {scheme.block} features of a row; made dense at load, and held in the model's dtype"
     groups = "one group a row" if scheme.group_size is None else f"groups of {scheme.group_size}"
     zero = "zero points" if scheme.has_zero_points else "symmetric"
     order = ", in an order of its own" if scheme.is_ordered else ""
     return f"{scheme.bits}-bit integers ({scheme.layout.value}), {groups}, {zero}{order}"
 
 
-def likely_names(model: nn.Module, weight_map: WeightMap, *, packed: bool) -> list[str]:
+def likely_names(model: nn.Module, weight_map: WeightMap, quantization: QuantizationConfig) -> list[str]:
     """What the tensors of a checkpoint of `model` are probably called, where there is none to ask.
 
-    `packed`: nothing but a tensor's name tells that it is quantised; all weights but the head's are taken to be.
+    Where nothing but a tensor's name tells that it is quantised, all weights but the head's are taken to be, and of
+    MXFP4 all stacks of experts.
     """
-    names = [
-        weight_map.checkpoint_name(Target(name, part))
-        for name, parameter in model.named_parameters()
-        for part in placements_of(parameter)
-    ]
-    if not packed:
+    targets = [Target(name, part) for name, parameter in model.named_parameters() for part in placements_of(parameter)]
+    names = [weight_map.checkpoint_name(target) for target in targets]
+    if not quantization.plain_is_unquantised:
         return names
+    if quantization.method == "mxfp4":
+        stacks = [target.param.endswith((".w13", ".w2")) for target in targets]
+        return [f"{name}{BLOCKS}" if stack else name for name, stack in zip(names, stacks, strict=True)]
     return [re.sub(r"(?<!lm_head)\.weight$", ".qweight", name) for name in names]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -69,7 +69,17 @@ class GroupedInt:
     layout: IntLayout
 
 
-Scheme = BlockFP8 | W8A8 | GroupedInt
+@dataclass(frozen=True, kw_only=True)
+class MXFP4:
+    """Weights of experts alone: e2m1, with a scale in e8m0 per row and `block` features (OCP Microscaling Formats 1.0).
+
+    The loader hands a method blocks of 17 bytes: the scale, and the values, of two in a byte the lower half first.
+    """
+
+    block: ClassVar[int] = 32
+
+
+Scheme = BlockFP8 | W8A8 | GroupedInt | MXFP4
 """What a checkpoint may hold; an unquantised layer has none (None)."""
 
 

@@ -21,7 +21,9 @@ class Recoding:
     dtype: torch.dtype | None
     """As stored; None: any that a parameter may be loaded from."""
     decode: Callable[[torch.Tensor], torch.Tensor]
-    """A stored tensor -> one of the placement's shape, with the same values."""
+    """A stored tensor -> one of the placement's shape, with the same values; WeightsError if it holds what has none."""
+    by_rows: bool = False
+    """Whether each row is decoded for itself, so that rows may be cut first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from torch import nn
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import Limits, MemoryProfile
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
@@ -16,7 +17,7 @@ from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
-from trunnion.interfaces.quantization import BlockFP8, GroupedInt, Scheme
+from trunnion.interfaces.quantization import MXFP4, BlockFP8, GroupedInt, Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
@@ -29,6 +30,7 @@ from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion.reference.memory_profile import profile_memory
 from trunnion.reference.mla import ReferenceMLAGroup
 from trunnion.reference.moe_method import UnquantizedMoEMethod
+from trunnion.reference.mxfp4_moe_method import MXFP4MoEMethod
 from trunnion.reference.quantised_methods import BlockFP8LinearMethod, W8A8LinearMethod
 from trunnion.reference.quantised_moe_methods import BlockFP8MoEMethod, W8A8MoEMethod
 from trunnion.reference.recurrent import ReferenceRecurrentGroup
@@ -56,6 +58,8 @@ class ReferenceHardware(Hardware):
             return BlockFP8LinearMethod(scheme)
         if isinstance(scheme, GroupedInt):
             return GroupedIntLinearMethod(scheme)
+        if isinstance(scheme, MXFP4):
+            raise UnsupportedError(f"{prefix}: a linear layer in MXFP4 is not supported; choices: experts")
         return UnquantizedLinearMethod() if scheme is None else W8A8LinearMethod(scheme)
 
     def moe_method(self, scheme: Scheme | None, prefix: str) -> MoEMethod:
@@ -63,6 +67,8 @@ class ReferenceHardware(Hardware):
             return BlockFP8MoEMethod(scheme)
         if isinstance(scheme, GroupedInt):
             return GroupedIntMoEMethod(scheme)
+        if isinstance(scheme, MXFP4):
+            return MXFP4MoEMethod()
         return UnquantizedMoEMethod() if scheme is None else W8A8MoEMethod(scheme)
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from trunnion.config import PoolingConfig
 from trunnion.errors import ConfigError
 from trunnion.hf_config import read_config, read_generation_config
 from trunnion.pooling import read_pooling
+from trunnion.weights.mxfp4_source import MXFP4Source
 from trunnion.weights.quantization import with_settings_file
+from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.safetensors_source import SafetensorsSource
 from trunnion.weights.source import WeightSource
 
@@ -52,6 +55,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
         path=path,
         config=config,
         generation_config=read_generation_config(path),
-        source=SafetensorsSource(path),
+        source=open_folder(path, config),
         pooling=read_pooling(path),
     )
+
+
+def open_folder(path: Path, config: Mapping[str, Any]) -> WeightSource:
+    """The tensors of the folder at `path`, whose configuration is `config`; errors as of `open_checkpoint`."""
+    source = SafetensorsSource(path)
+    quantization = read_quantization(config)
+    is_mxfp4 = quantization is not None and quantization.method == "mxfp4"
+    return MXFP4Source(source) if is_mxfp4 else source

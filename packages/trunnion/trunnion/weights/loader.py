@@ -108,7 +108,10 @@ def _materialise(modules: Iterable[torch.nn.Module], device: torch.device) -> No
 
 
 def _place(parameter: torch.Tensor, piece: Piece, tensor: torch.Tensor, name: str) -> None:
-    value = piece.view(tensor)[piece.placement.source]
+    try:
+        value = piece.view(tensor)[piece.placement.source]
+    except WeightsError as error:
+        raise WeightsError(f"{name}: {error}") from None
     target = parameter[piece.placement.target]
     if target.shape != value.shape and not (piece.placement.loose and value.dim() == 0):
         raise AssertionError(

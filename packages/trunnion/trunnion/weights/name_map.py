@@ -46,6 +46,10 @@ COMMON_REFUSE: Rules = (
 COMMON_TIED: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
+STACK_SUFFIXES: Mapping[str, str] = {"bias": "_bias", "blocks": ""}
+"""What stands behind the name of a stack of experts -> behind that of the parameter."""
+
+
 class Target(NamedTuple):
     """A part of a parameter. Part "" is the whole; `*.gate_up` and `*.down` are all experts stacked in dimension 0;
     `q+k+v` are several parts, the rows of one after those of the other."""
@@ -75,8 +79,9 @@ class ExpertRule:
     """Names of one block of experts. Its parameters are `<block>.w13` (parts `<e>.gate`, `<e>.up`) and `<block>.w2`
     (parts `<e>.down`); both layouts that exist are understood: one tensor per expert
     (`<block>.<e>.gate_proj.weight`) and stacked (`<block>.gate_up_proj` [E, 2I, H] or transposed).
-    What else an expert has (`<block>.<e>.gate_proj.weight_scale`) goes to `<block>.w13_weight_scale`, and a stack of
-    biases (`<block>.gate_up_proj_bias` [E, 2I]) to `<block>.w13_bias`."""
+    What else an expert has (`<block>.<e>.gate_proj.weight_scale`) goes to `<block>.w13_weight_scale`, a stack of biases
+    (`<block>.gate_up_proj_bias` [E, 2I]) to `<block>.w13_bias`, and one of MXFP4 (`<block>.gate_up_proj_blocks`, which
+    is never transposed) to `<block>.w13`."""
 
     block: str = "mlp.experts"
     gate: str = "gate_proj"
@@ -97,11 +102,13 @@ class ExpertRule:
             return None
         block, leaf = name[: match.start(1) - 1], match.group(1)
         stacked = {self.stacked_gate_up: ("w13", "*.gate_up"), self.stacked_down: ("w2", "*.down")}
-        if leaf.removesuffix("_bias") in stacked:
-            param, part = stacked[leaf.removesuffix("_bias")]
-            if leaf.endswith("_bias"):
-                return Target(f"{block}.{param}_bias", part, False, self.stacked_interleaved)
+        if leaf in stacked:
+            param, part = stacked[leaf]
             return Target(f"{block}.{param}", part, self.stacked_transposed, self.stacked_interleaved)
+        stack, _, suffix = leaf.rpartition("_")
+        if stack in stacked and suffix in STACK_SUFFIXES:
+            param, part = stacked[stack]
+            return Target(f"{block}.{param}{STACK_SUFFIXES[suffix]}", part, False, self.stacked_interleaved)
         single = re.fullmatch(r"(\d+)\.([^.]+)\.(\w+)", leaf)
         if single is None:
             return None

@@ -36,12 +36,15 @@ class Piece:
             tensor = tensor[self.expert]
         if self.transposed:
             tensor = tensor.transpose(0, 1)
-        if self.placement.recoding is not None:
-            tensor = self.placement.recoding.decode(tensor)
+        recoding, rows = self.placement.recoding, self.rows
+        if recoding is not None and recoding.by_rows and rows is not None:
+            tensor, rows = tensor[rows], None
+        if recoding is not None:
+            tensor = recoding.decode(tensor)
         if self.placement.loose:
             tensor = tensor.reshape(-1)
-        if self.rows is not None:
-            tensor = tensor[self.rows]
+        if rows is not None:
+            tensor = tensor[rows]
         return tensor.reshape(self.placement.shape) if self.placement.loose else tensor
 
 
@@ -195,7 +198,8 @@ def _pieces(
         return []
     placements = placements_of(parameter)
     placement = placements.get(target.part)
-    recoding = placements[part].recoding if (part := target.part.split("+")[0]) in placements else None
+    first = _first_placement(target, placements)
+    recoding = None if first is None else first.recoding
     wanted = parameter.dtype if recoding is None else recoding.dtype
     plain = info.dtype is not None and info.dtype.is_floating_point and info.dtype.itemsize >= 2
     # Into a quantised weight goes what was quantised for it, and nothing else.
@@ -215,6 +219,13 @@ def _pieces(
         wants = list(placement.stored_shape)
         problems["of a wrong shape"].append(f"{name} {list(info.shape)} (the model wants {wants})")
     return [Piece(param=target.param, part=target.part, placement=placement)]
+
+
+def _first_placement(target: Target, placements: Mapping[str, Placement]) -> Placement | None:
+    """Of several parts, which are stored alike."""
+    if target.part.startswith("*."):
+        return next(iter(placements.values()), None)
+    return placements.get(target.part.split("+")[0])
 
 
 def _cut_pieces(
@@ -253,11 +264,14 @@ def _stacked_pieces(
     named."""
     parts = target.part.removeprefix("*.").split("_")
     experts = sorted({int(part.split(".")[0]) for part in placements if part.split(".")[0].isdigit()})
-    wanted = [placements[f"{experts[0]}.{part}"].shape for part in parts] if experts else []
+    found = [placements[f"{experts[0]}.{part}"] for part in parts] if experts else []
+    wanted = [placement.shape for placement in found]
     if not wanted:
         problems["unexpected"].append(name)
         return []
     whole = (sum(shape[0] for shape in wanted), *wanted[0][1:])
+    if (recoding := found[0].recoding) is not None:
+        whole = recoding.stored_shape(whole)
     shapes = {False: (len(experts), *whole), True: (len(experts), *whole[::-1])}
     ways = [False, True] if target.transposed is None else [target.transposed]
     fitting = [way for way in ways if tuple(info.shape) == shapes[way]]

@@ -60,7 +60,7 @@ def refuse_quantized_folder(folder: Path) -> None:
         if (folder / name).is_file():
             raise UnsupportedError(
                 f"quantised checkpoint: {folder} holds {name} ({method}); "
-                "supported: unquantised weights, and what config.json names fp8, compressed-tensors, awq or gptq"
+                "supported: unquantised weights, and what config.json names fp8, compressed-tensors, awq, gptq or mxfp4"
             )
 
 

@@ -10,6 +10,7 @@ import torch
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.quantization import W8A8, Activations, BlockFP8, Scheme
 from trunnion.weights.compressed_tensors_config import BLOCK, read_compressed_tensors
+from trunnion.weights.mxfp4_config import read_mxfp4
 from trunnion.weights.packed_int_config import read_awq, read_gptq
 from trunnion.weights.quantization_rules import QuantizationConfig, Rule, choose, lies_in
 
@@ -72,5 +73,6 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "compressed-tensors": read_compressed_tensors,
     "awq": read_awq,
     "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 """`quant_method` -> its reader; a format that is added has one here, and a scheme if no other tells it."""

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.quantization import Scheme
+from trunnion.weights.mxfp4_source import BLOCKS
 from trunnion.weights.name_map import Ignored, Refused, WeightMap
 from trunnion.weights.quantization_rules import QuantizationConfig
 
 WEIGHTS = ("weight", "weight_packed", "qweight")
-"""What the weight of a module is called, plain or packed."""
+"""What the weight of a module is called, plain or packed. The name of a stack in MXFP4 ends in `BLOCKS` instead."""
 
 
 class QuantizedLayers:
@@ -27,7 +28,7 @@ class QuantizedLayers:
         for name in names:
             module, _, leaf = name.rpartition(".")
             resolved = weight_map.resolve(name)
-            if leaf not in WEIGHTS or isinstance(resolved, Ignored | Refused):
+            if not (leaf in WEIGHTS or leaf.endswith(BLOCKS)) or isinstance(resolved, Ignored | Refused):
                 continue
             for target in resolved:
                 self._modules[target.param.rpartition(".")[0]][module] = leaf
