@@ -184,6 +184,13 @@ def test_an_embedding_of_its_own_is_used(trained: TrainedEagle3, pairs: Callable
     assert torch.equal(draft.model.model.embed_tokens.weight[: len(own)].cpu(), own)
 
 
+def test_it_runs_in_its_targets_dtype(trained: TrainedEagle3, pairs: Callable[..., Pair], tmp_path: Path) -> None:
+    """The authors publish float16 for targets in bfloat16."""
+    target, draft = pairs(draft_model=rewritten(trained, tmp_path, dtype="float16"))
+    assert target.hidden is not None and draft.hidden is not None
+    assert draft.hidden.rows.dtype == target.hidden.rows.dtype == torch.float32
+
+
 def d2t(index: int, token: int) -> torch.Tensor:
     """Differences by which the draft's token `index` is `token`."""
     found = torch.zeros(110, dtype=torch.int64)

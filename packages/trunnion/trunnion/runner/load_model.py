@@ -63,7 +63,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     weight_map = model_class.weight_map.for_config(model_config)
     check_reach(config.limits.max_model_len, model_config.max_model_len, "model" if target is None else "draft")
     device = hardware.initialize(config.device_index)
-    dtype = DTYPES[config.dtype] if config.dtype != "auto" else checkpoint_dtype(checkpoint.config)
+    dtype = _dtype(config, checkpoint, target)
     if target is None:
         breaks = BreakPoints()
         parallel = _join(hardware, config, breaks)
@@ -123,6 +123,15 @@ def _find(config: ExecutorConfig, is_draft: bool) -> tuple[Checkpoint, type[Mode
     if is_draft:
         return checkpoint, registry.draft_class(checkpoint.config)
     return checkpoint, registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
+
+
+def _dtype(config: ExecutorConfig, checkpoint: Checkpoint, target: ModelExecutor | None) -> torch.dtype:
+    """What is asked for, or the checkpoint's; a draft with its own runs in its target's, whatever it was saved in."""
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if target is not None and target.hidden is not None and config.draft_model is not None:
+        return target.hidden.rows.dtype
+    return checkpoint_dtype(checkpoint.config)
 
 
 def _quantization(checkpoint: Checkpoint, weight_map: WeightMap) -> QuantizedLayers | None:
