@@ -11,6 +11,7 @@ from trunnion import registry
 from trunnion.interfaces.runner import Mode
 from trunnion_models.card import Card
 
+from .adapted_cards import ADAPTED, ADAPTER
 from .modes import modes_of
 
 SERVED = "served"
@@ -52,7 +53,7 @@ class Case:
 
 
 def cards() -> list[Card]:
-    """The cards of every model family, quick ones first."""
+    """The cards of every model family and of the adapter, quick ones first."""
     return [card for _, card in _named_cards()]
 
 
@@ -63,6 +64,7 @@ def _named_cards() -> list[tuple[str, Card]]:
         for family in registry.model_families()
         for card in importlib.import_module(f"{family.package}.card").CARDS
     ]
+    found += [(ADAPTER, card) for card in ADAPTED]
     return sorted(found, key=lambda pair: not pair[1].quick)
 
 

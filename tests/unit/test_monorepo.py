@@ -112,8 +112,9 @@ class TestDistributions:
         project = tomllib.loads(dist.pyproject.read_text())["project"]
         declared = {re.split(r"[\[=<>~!; ]", requirement)[0] for requirement in project.get("dependencies", ())}
         declared = {IMPORT_NAMES.get(requirement, requirement.removesuffix("-python")) for requirement in declared}
-        # The command line starts the host where it is installed, and images are opened by Pillow: extras bring both.
-        optional = {"trunnion_host", "PIL"} if name == "trunnion" else set()
+        # The command line starts the host where it is installed, images are opened by Pillow, and models without a port
+        # are those of transformers: extras bring them.
+        optional = {"trunnion_host", "PIL", "transformers"} if name == "trunnion" else set()
         # Tools of kernels that nothing imports by itself; their modules are called by the first word.
         apart = environment.read_versions(ROOT)["apart"].get(name.removeprefix("trunnion-"), {})
         optional |= {distribution.partition("-")[0] for distribution in apart}

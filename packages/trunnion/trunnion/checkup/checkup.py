@@ -20,7 +20,7 @@ from trunnion.contract import Limits
 from trunnion.errors import TrunnionError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.hardware import Hardware
-from trunnion.interfaces.model import ModelConfig
+from trunnion.interfaces.model import LoadsItself, ModelConfig
 from trunnion.runner import draft
 from trunnion.runner.groups import lay_out_groups
 from trunnion.runner.load_model import check_block_size, check_cache_scales, check_environment, check_reach
@@ -33,6 +33,7 @@ REFUSALS = (TrunnionError, ValueError, OSError)
 """What loading raises on purpose."""
 NO_WEIGHTS = "there are no weights here: tensors are not accounted for"
 GUESSED = "which layers are quantised is guessed from config.json: the tensors would tell"
+BY_TRANSFORMERS = "transformers loads the tensors: they are not accounted for here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,9 @@ class _Checkup:
             report.quantization = quantized_layers(model, self._layers(self.weight_map, names))
         report.weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         self._tell_plans(model)
-        if source is not None:
+        if isinstance(model, LoadsItself):
+            report.notes.append(BY_TRANSFORMERS)
+        elif source is not None:
             shared = draft.modules_to_share(model, self.weight_map, source.infos) if self._is_draft else ()
             plan = draw_up(model, source, self.weight_map, shared)
             report.tensors = _tensor_facts(plan)

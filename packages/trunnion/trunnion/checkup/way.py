@@ -1,4 +1,4 @@
-"""The way in which a checkpoint runs: a port of its family. What else can run one is asked here, after the port."""
+"""The way in which a checkpoint runs: a port of its family, or else transformers' module on the adapter."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trunnion import registry
+from trunnion.adapter import adapter_class
 from trunnion.checkup.opened import Opened
 from trunnion.errors import UnsupportedError
 from trunnion.families import ModelFamily, naming_the_line
@@ -21,6 +22,8 @@ class Way(Enum):
 
     PORT = "port"
     """A family's own class."""
+    ADAPTER = "adapter"
+    """Transformers' class, on this repository's attention."""
 
 
 class Task(Enum):
@@ -30,6 +33,9 @@ class Task(Enum):
     EMBED = "embed"
     RERANK = "rerank"
     DRAFT = "draft_model of its target"
+
+
+ADAPTER = ModelFamily(name="none, the adapter", package="trunnion.adapter", architectures={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +68,12 @@ def find_way(opened: Opened, port: Path | None) -> Found:
     """
     try:
         family, model_class = registry.find_model(opened.config, pooling=opened.pooling is not None, port=port)
-    except UnsupportedError:
+    except UnsupportedError as error:
         draft = _own_draft(opened, port)
-        if draft is None:
-            raise
-        return draft
+        if draft is not None:
+            return draft
+        adapted = adapter_class(opened.config, str(error), is_other=opened.pooling is not None)
+        return Found(way=Way.ADAPTER, family=ADAPTER, model_class=adapted, task=Task.GENERATE)
     return Found(way=Way.PORT, family=family, model_class=model_class, task=_task(opened))
 
 

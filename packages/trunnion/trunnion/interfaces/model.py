@@ -10,7 +10,9 @@ import torch
 from trunnion.contract import OutputKind
 
 if TYPE_CHECKING:
+    from trunnion.weights.checkpoint import Checkpoint
     from trunnion.weights.name_map import WeightMap
+    from trunnion.weights.report import WeightReport
 
 
 class ModelConfig(Protocol):
@@ -138,6 +140,20 @@ class MultiModal(CausalLM, Protocol):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] -> [T, hidden_size]: what `forward` does without `inputs_embeds`."""
+        ...
+
+
+@runtime_checkable
+class LoadsItself(Protocol):
+    """A model whose weights another library loads."""
+
+    def load(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, progress: bool) -> WeightReport:
+        """Fill the model, built on the meta device, and say what was done.
+
+        Raises:
+            WeightsError: the checkpoint and the model do not add up.
+            UnsupportedError: what was loaded does not do what it should.
+        """
         ...
 
 

@@ -86,7 +86,7 @@ def _widest_row(model: nn.Module) -> int:
         for parameter in module.parameters(recurse=False):
             *rows, features = parameter.shape[-2:] if parameter.dim() else (0,)
             sizes = [*rows, features * _values(parameter)]
-            if isinstance(module, VocabParallelEmbedding | ParallelLMHead):
+            if _is_vocabulary(module, model):
                 sizes = sizes[1:]
             widest = max(widest, *sizes, 0)
     return widest
@@ -106,13 +106,21 @@ def _values(weight: torch.Tensor) -> int:
 def _vocab_rows(model: nn.Module) -> int:
     heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
     drafts = [module.vocab_size for module in model.modules() if isinstance(module, DraftVocabulary)]
-    return max((*(head.shard.num_rows * head.parallel.size for head in heads), *drafts), default=0)
+    plain = [m.out_features for m in model.modules() if isinstance(m, nn.Linear) and _is_vocabulary(m, model)]
+    return max((*(head.shard.num_rows * head.parallel.size for head in heads), *drafts, *plain), default=0)
+
+
+def _is_vocabulary(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a row of the weight is a token's: in layers of ours, or torch's in a model that is adapted."""
+    if isinstance(module, nn.Embedding | nn.Linear):
+        return module.weight.shape[0] == getattr(getattr(model, "config", None), "vocab_size", None)
+    return isinstance(module, VocabParallelEmbedding | ParallelLMHead)
 
 
 def _longest(model: nn.Module, limits: Limits) -> int:
     """Tokens of the longest request, by what positions reach."""
     tables = (module.cos_sin_cache for module in model.modules() if isinstance(module, RotaryEmbedding))
-    return max((table.shape[0] for table in tables), default=limits.max_num_tokens)
+    return max((table.shape[0] for table in tables), default=limits.max_model_len)
 
 
 def _specs(model: nn.Module) -> set[GroupSpec]:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trunnion import registry
+from trunnion.adapter import adapter_class
 from trunnion.config import DTYPES, KV_CACHE_DTYPES, BuildContext, ExecutorConfig
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Hardware
-from trunnion.interfaces.model import Model, ModelConfig
+from trunnion.interfaces.model import LoadsItself, Model, ModelConfig
 from trunnion.runner import draft
 from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
 from trunnion.weights.loader import load_weights
@@ -90,15 +91,11 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         draft.share_modules(model, target.model, shared)
     elif config.draft_model is not None:
         aux_layers = draft.aux_layers(config.draft_model, model, model_config.num_hidden_layers)
-    report = load_weights(
-        model,
-        checkpoint.source,
-        weight_map,
-        dtype=dtype,
-        device=device,
-        progress=config.progress,
-        shared_modules=shared,
-    )
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "progress": config.progress}
+    if isinstance(model, LoadsItself):
+        report = model.load(checkpoint, **how)
+    else:
+        report = load_weights(model, checkpoint.source, weight_map, shared_modules=shared, **how)
     check_cache_scales(str(checkpoint.path), checkpoint.config, ctx, report.defaults)
     return LoadedModel(
         model=model.eval(),
@@ -122,7 +119,11 @@ def _find(config: ExecutorConfig, is_draft: bool) -> tuple[Checkpoint, type[Mode
     checkpoint = open_checkpoint(config.model)
     if is_draft:
         return checkpoint, registry.draft_class(checkpoint.config)
-    return checkpoint, registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
+    try:
+        return checkpoint, registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
+    except UnsupportedError as error:
+        is_other = checkpoint.pooling is not None or checkpoint.path.is_file()
+        return checkpoint, adapter_class(checkpoint.config, str(error), is_other=is_other)
 
 
 def _dtype(config: ExecutorConfig, checkpoint: Checkpoint, target: ModelExecutor | None) -> torch.dtype:

@@ -30,6 +30,8 @@ class WeightReport:
     """Checkpoint tensors that hold what the model knows without them; compared with that."""
     defaults: Mapping[str, float] = field(default_factory=dict)
     """Parameter that the checkpoint leaves out -> the value it took."""
+    notes: tuple[str, ...] = ()
+    """What else is to be known of the load, a line each."""
 
     def lines(self) -> list[str]:
         """The report for people, one fact per line."""
@@ -51,7 +53,7 @@ class WeightReport:
             out.append(f"weights: {len(names)} scalars not in the checkpoint, taken as {value}: {first_names(names)}")
         if self.shared:
             out.append(f"weights: {len(self.shared)} parameters shared with the target: {first_names(self.shared)}")
-        return out
+        return [*out, *self.notes]
 
 
 def first_names(names: tuple[str, ...] | list[str], limit: int = 10) -> str:

@@ -1,0 +1,247 @@
+"""A decoder of transformers as a `CausalLM`: one row of tokens of all requests, positions given, no cache inside."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from trunnion.adapter import attention, experts
+from trunnion.adapter.attention import HANDLER, ModuleCalls, make_layer
+from trunnion.adapter.flat_cache import FlatCache
+from trunnion.adapter.loading import load
+from trunnion.adapter.trial import attention_calls
+from trunnion.config import BuildContext
+from trunnion.errors import UnsupportedError
+from trunnion.layers.attention import Attention
+from trunnion.weights.name_map import WeightMap
+
+if TYPE_CHECKING:
+    from trunnion.weights.checkpoint import Checkpoint
+    from trunnion.weights.report import WeightReport
+
+CACHE_ARGUMENTS = ("cache", "past_key_values")
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Ropes whose frequencies transformers chooses by the longest position of a step, which is another request's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedConfig:
+    """What the executor asks of a configuration, read by transformers."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    published: Mapping[str, Any]
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest request the positions reach, in tokens."""
+        return self.max_position_embeddings
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> AdaptedConfig:
+        """Read a `config.json`; UnsupportedError names what keeps transformers' class from running here."""
+        text = read_config(config).get_text_config(decoder=True)
+        missing = [name for name in ("vocab_size", "hidden_size") if not isinstance(getattr(text, name, None), int)]
+        if missing:
+            raise UnsupportedError(f"{text.model_type}: its configuration has no {', '.join(missing)}")
+        return cls(
+            vocab_size=text.vocab_size,
+            hidden_size=text.hidden_size,
+            num_hidden_layers=getattr(text, "num_hidden_layers", 0),
+            max_position_embeddings=getattr(text, "max_position_embeddings", None) or 2048,
+            tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+            published=dict(config),
+        )
+
+
+def read_config(config: Mapping[str, Any]) -> PretrainedConfig:
+    """What transformers reads in a `config.json`.
+
+    Raises:
+        UnsupportedError: no causal model of transformers, code of the checkpoint's own, or a value it refuses.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type, names = config.get("model_type"), config.get("architectures") or []
+    if config.get("auto_map"):
+        raise UnsupportedError(f"{model_type}: the checkpoint brings its own code (auto_map), which is not run")
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedError(f"model_type {model_type!r} is not in transformers")
+    try:
+        found = CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(dict(config)))
+    except Exception as error:
+        raise UnsupportedError(f"{model_type}: transformers refuses it: {' '.join(str(error).split())[:200]}") from None
+    mapping = AutoModelForCausalLM._model_mapping
+    if type(found) not in mapping:
+        raise UnsupportedError(f"{model_type} has no causal language model in transformers")
+    expected = mapping[type(found)].__name__
+    if expected not in names:
+        raise UnsupportedError(
+            f"architecture {names[:1]} is not transformers' causal model of {model_type}, {expected}"
+        )
+    return found
+
+
+class AdaptedCausalLM(nn.Module):
+    """The class of transformers that a configuration names, on our groups.
+
+    Built on the meta device like a port; `attach` fills it with a loaded module. Its weights are transformers' affair.
+
+    Raises:
+        UnsupportedError: the class cannot be flattened: it keeps state beside keys and values, has masks or biases of
+            its own, or asks the device for values.
+    """
+
+    config_class: ClassVar[type[AdaptedConfig]] = AdaptedConfig
+    weight_map: ClassVar[WeightMap] = WeightMap()
+
+    def __init__(self, config: AdaptedConfig, ctx: BuildContext, prefix: str = "") -> None:
+        super().__init__()
+        attention.register()
+        experts.register()
+        self.config = config
+        try:
+            self._build(read_config(config.published), ctx)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"no port of {config.published['architectures'][0]}; adapter: {error}") from error
+
+    def _build(self, hf_config: PretrainedConfig, ctx: BuildContext) -> None:
+        if ctx.parallel.size > 1:
+            raise UnsupportedError(f"it runs on one rank, not on {ctx.parallel.size}")
+        if ctx.quantization is not None:
+            raise UnsupportedError("it takes unquantised checkpoints")
+        _check_ropes(hf_config)
+        self.module: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=ctx.dtype)
+        self._prepare()
+        self.calls = attention_calls(self.module, self.forward)
+        self.attention = nn.ModuleList(make_layer(seen.facts, seen.module, ctx) for seen in self.calls)
+        self._connect()
+
+    def load(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, progress: bool) -> WeightReport:
+        """See `LoadsItself`."""
+        return load(self, checkpoint, dtype=dtype, device=device, progress=progress)
+
+    @contextmanager
+    def as_published(self) -> Iterator[PreTrainedModel]:
+        """The module as transformers runs it, with attention and experts of its own."""
+        self._choose("eager", experts.OTHERS)
+        try:
+            yield self.module
+        finally:
+            self._choose(attention.NAME, experts.NAME)
+
+    def attach(self, module: PreTrainedModel) -> None:
+        """Take a module of the same configuration, with its weights in place."""
+        self.module = module
+        self._prepare()
+        self._connect()
+        for seen, layer in zip(self.calls, self.attention, strict=True):
+            assert isinstance(layer, Attention)
+            if layer.sinks is not None:
+                sinks = self.module.get_submodule(seen.module).sinks
+                layer.sinks = nn.Parameter(sinks.detach().float(), requires_grad=False)
+
+    def _prepare(self) -> None:
+        self._choose(attention.NAME, experts.NAME)
+        decoder = self.module.get_decoder()
+        path = next((name for name, each in self.module.named_modules() if each is decoder), "")
+        if not path:
+            raise UnsupportedError(f"{type(self.module).__name__} has no decoder apart from its head")
+        taken = inspect.signature(decoder.forward).parameters
+        if "position_ids" not in taken:
+            raise UnsupportedError(f"{type(decoder).__name__} takes no position_ids")
+        self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in taken), None)
+        # In tuples, so that nothing is registered a second time.
+        self._decoder = (decoder,)
+        self._done = _Done()
+        self._head = (_with_submodule(self.module, path.split("."), self._done),)
+
+    def _choose(self, attention_name: str, experts_name: str) -> None:
+        """`set_attn_implementation` passes over classes that do not say they support others."""
+        for module in self.module.modules():
+            own = getattr(module, "config", None)
+            if hasattr(own, "_attn_implementation_internal"):
+                own._attn_implementation_internal = attention_name
+                own._experts_implementation_internal = experts_name
+
+    def _connect(self) -> None:
+        found: dict[str, ModuleCalls] = {}
+        for seen, layer in zip(self.calls, self.attention, strict=True):
+            assert isinstance(layer, Attention)
+            found.setdefault(seen.module, ModuleCalls()).layers.append(layer)
+        for name, calls in found.items():
+            self.module.get_submodule(name).__dict__[HANDLER] = calls
+        self._handlers = tuple(found.values())
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See `CausalLM.forward`."""
+        if not input_ids.shape[0]:
+            # A step of nobody: modules of transformers reshape to what zero elements do not tell.
+            return self.module.get_input_embeddings().weight.new_empty(0, self.config.hidden_size)
+        for calls in getattr(self, "_handlers", ()):
+            calls.next = 0
+        given: dict[str, Any] = {"position_ids": positions.unsqueeze(0), "use_cache": self._cache_argument is not None}
+        if self._cache_argument is not None:
+            given[self._cache_argument] = FlatCache()
+        if inputs_embeds is None:
+            given["input_ids"] = input_ids.unsqueeze(0)
+        else:
+            given["inputs_embeds"] = inputs_embeds.unsqueeze(0)
+        output = self._decoder[0](**given, return_dict=True)
+        self._done.output_class = type(output)
+        return output.last_hidden_state.squeeze(0)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `CausalLM.compute_logits`: the module's own forward, behind a decoder that is done."""
+        if not hidden.shape[0]:
+            return hidden.new_empty(0, self.config.vocab_size)
+        self._done.hidden = hidden.unsqueeze(0)
+        rows = torch.zeros(1, hidden.shape[0], dtype=torch.int32, device=hidden.device)
+        logits: torch.Tensor = self._head[0](input_ids=rows, use_cache=False, return_dict=True).logits.squeeze(0)
+        return logits
+
+
+class _Done(nn.Module):
+    """Stands for a decoder whose hidden states are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: torch.Tensor | None = None
+        self.output_class: Any = None
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        hidden, self.hidden = self.hidden, None
+        return self.output_class(last_hidden_state=hidden)
+
+
+def _with_submodule(module: nn.Module, path: list[str], other: nn.Module) -> Any:
+    """A copy of `module`, with the same parameters, in which `other` stands at `path`."""
+    if not path:
+        return other
+    made = copy.copy(module)
+    made._modules = {**module._modules, path[0]: _with_submodule(module._modules[path[0]], path[1:], other)}  # type: ignore[arg-type]
+    return made
+
+
+def _check_ropes(config: PretrainedConfig) -> None:
+    ropes = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    entries = [ropes, *(entry for entry in ropes.values() if isinstance(entry, Mapping))]
+    for entry in entries:
+        if entry.get("rope_type") in LENGTH_DEPENDENT:
+            raise UnsupportedError(
+                f"rope type {entry['rope_type']!r}: transformers chooses its frequencies by the longest request of a "
+                "step, for all of them"
+            )

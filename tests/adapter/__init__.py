@@ -1,0 +1,1 @@
+"""The adapter over every causal model of transformers, in tiny configurations."""

@@ -1,0 +1,142 @@
+"""The adapter's promises: what it cannot run is refused with the reason, and what it runs is tested at each load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from trunnion.adapter import adapter_class, model
+from trunnion.adapter.attention import ModuleCalls
+from trunnion.adapter.masks import Mask
+from trunnion.config import ExecutorConfig
+from trunnion.contract import Limits
+from trunnion.errors import UnsupportedError, WeightsError
+from trunnion.runner.model_executor import ModelExecutor
+
+from .sweep import PASSED, REFUSED, try_type
+from .tiny_configs import tiny_config
+
+QUICK = ("gpt2", "opt", "gpt_neox", "phi", "starcoder2", "olmoe", "nemotron", "stablelm")
+REASONS = {
+    "mamba": "takes no position_ids",
+    "bamba": "keeps state of its own between steps",
+    "bloom": "takes no position_ids",
+}
+
+
+def save(model_type: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(tiny_config(model_type)).save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, **settings: Any) -> ModelExecutor:
+    limits = Limits(max_num_tokens=16, max_num_seqs=2, max_model_len=32, max_logits_rows=16, block_size=4)
+    return ModelExecutor.create(
+        ExecutorConfig(model=folder, hardware="cpu", limits=limits, dtype="float32", **settings)
+    )
+
+
+@pytest.mark.parametrize("model_type", QUICK)
+def test_models_without_a_port_compute_what_transformers_does(model_type: str) -> None:
+    outcome = try_type(model_type)
+    assert outcome.outcome == PASSED and outcome.detail.startswith("adapter"), outcome
+
+
+@pytest.mark.parametrize("model_type", REASONS)
+def test_what_cannot_be_flattened_is_refused_with_the_reason(model_type: str) -> None:
+    outcome = try_type(model_type)
+    assert outcome.outcome == REFUSED and REASONS[model_type] in outcome.detail, outcome
+
+
+def test_the_load_says_that_there_is_no_port(tmp_path: Path) -> None:
+    executor = load(save("stablelm", tmp_path))
+    line = executor.weight_report.lines()[-1]
+    assert line.startswith("adapter: no port of StableLmForCausalLM") and "self-test is off by" in line
+    executor.close()
+
+
+def test_a_model_that_computes_something_else_is_refused_when_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a model did to its keys what nobody knows of."""
+    answer = ModuleCalls.__call__
+
+    def moved(self: ModuleCalls, call: Any) -> torch.Tensor:
+        return answer(self, call).roll(1, dims=2)
+
+    monkeypatch.setattr(ModuleCalls, "__call__", moved)
+    with pytest.raises(UnsupportedError, match=r"the self-test is off by .* of the logits that transformers computes"):
+        load(save("stablelm", tmp_path))
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = save("stablelm", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    lost = "model.layers.1.mlp.up_proj.weight"
+    del tensors[lost]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightsError, match=f"1 tensors missing: {lost}"):
+        load(folder)
+
+
+def test_several_ranks_are_refused() -> None:
+    from trunnion.config import BuildContext
+    from trunnion.interfaces.collectives import ParallelGroup
+    from trunnion.reference import ReferenceHardware
+
+    config = tiny_config("stablelm").to_dict() | {"architectures": ["StableLmForCausalLM"]}
+    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, parallel=ParallelGroup(rank=0, size=2))
+    with (
+        torch.device("meta"),
+        pytest.raises(UnsupportedError, match="no port of StableLmForCausalLM; adapter: it runs on one rank, not on 2"),
+    ):
+        model.AdaptedCausalLM(model.AdaptedConfig.from_hf(config), ctx)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, "brings its own code"),
+        ({"model_type": "frobnicate"}, "model_type 'frobnicate' is not in transformers"),
+        ({"model_type": "vit"}, "vit has no causal language model"),
+        ({"architectures": ["StableLmOwn"]}, "is not transformers' causal model of stablelm, StableLmForCausalLM"),
+        ({"hidden_size": "wide"}, "stablelm: transformers refuses it"),
+    ],
+    ids=["own-code", "unknown", "no-decoder", "another-class", "a-bad-value"],
+)
+def test_configurations_that_are_not_transformers(changes: dict[str, Any], reason: str) -> None:
+    config = {"model_type": "stablelm", "architectures": ["StableLmForCausalLM"]} | changes
+    with pytest.raises(UnsupportedError, match=f"no port; adapter: .*{reason}") as caught:
+        adapter_class(config, "no port")
+    assert "\n" not in str(caught.value)
+
+
+def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return key <= query
+
+
+def test_masks_are_read_as_windows() -> None:
+    assert Mask(causal, None).window() is None
+    assert Mask(causal, 6).window() is None, "a window that the mask does not have"
+    assert Mask(lambda b, h, q, k: (k <= q) & (k > q - 6), 6).window() == 6
+
+
+@pytest.mark.parametrize(
+    "sees",
+    [
+        lambda b, h, q, k: (k <= q) & (q // 8 == k // 8),
+        lambda b, h, q, k: (q - k).abs() < 8,
+        lambda b, h, q, k: (k <= q) & (k > q - 7),
+    ],
+    ids=["chunks", "both-ways", "another-window"],
+)
+def test_other_masks_are_refused(sees: Any) -> None:
+    with pytest.raises(UnsupportedError, match="neither causal nor a causal window"):
+        Mask(sees, 8).window()
