@@ -17,7 +17,7 @@ from ctypes import (
     c_void_p,
 )
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 CONTRACT_VERSION = 3
 
 OK, REFUSED, FAILED, FATAL = range(4)
@@ -86,6 +86,7 @@ class CreateOptions(ctypes.Structure):
         ("share_with", c_void_p),
         ("kv_cache_dtype", c_char_p),
         ("draft_model", c_char_p),
+        ("port", c_char_p),
     ]
 
 

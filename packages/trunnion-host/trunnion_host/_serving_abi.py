@@ -204,6 +204,7 @@ def create_options(config: HostConfig, rank: int, init_method: str) -> CreateOpt
         dtype=config.dtype.encode(),
         kv_cache_dtype=config.kv_cache_dtype.encode(),
         draft_model=None if config.draft_model is None else config.draft_model.encode(),
+        port=None if config.port is None else config.port.encode(),
         device_index=config.device_index,
         tp_rank=rank,
         tp_size=config.tp_size,

@@ -80,6 +80,8 @@ class HostConfig:
     """Tokens that the draft proposes per step of a request, at most 8; the text is the same. 0 = no drafts."""
     draft_model: str | None = None
     """A folder with a draft that has a checkpoint of its own; None = the head that the model carries."""
+    port: str | None = None
+    """The folder of a model family that is not installed; every rank's process loads it. None = there is none."""
     prefix_levels: int = 0
     """Tell the executor which requests share leading cache blocks, in steps where reading those once saves at least so
     many tokens: shared tokens x (requests - 1). 0 = never. `Stats.prefix_levels_off_reason` says why it cannot be."""

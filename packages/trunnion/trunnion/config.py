@@ -45,6 +45,8 @@ class ExecutorConfig:
     their own dtype."""
     draft_model: Path | None = None
     """The checkpoint of a draft that has its own; both executors are told, for its target keeps what it reads."""
+    port: Path | None = None
+    """The folder of a model family that is not installed, which is asked beside those that are (`trunnion.ports`)."""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:

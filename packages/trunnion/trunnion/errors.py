@@ -11,6 +11,10 @@ class UnsupportedError(TrunnionError, ValueError):
     """A model, rope, quantisation or option that this build does not run, named."""
 
 
+class UnknownArchitectureError(UnsupportedError):
+    """An architecture that no family has, in the role that is wanted."""
+
+
 class ConfigError(TrunnionError, ValueError):
     """A `config.json` that lacks a field, or carries a value outside its limits."""
 

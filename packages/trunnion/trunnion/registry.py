@@ -20,7 +20,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from trunnion.errors import ConfigError, UnsupportedError
+from trunnion.errors import ConfigError, UnknownArchitectureError, UnsupportedError
 from trunnion.families import ModelFamily, family_of
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import AuxDraftModel, DraftModel, Model
@@ -153,7 +153,8 @@ def model_class(config: Mapping[str, Any], *, pooling: bool = False, port: Path 
     `pooling`: the checkpoint says how it pools (`trunnion.pooling.read_pooling`), so a pooling model is wanted.
 
     Raises:
-        UnsupportedError: no family has the architecture in this role; the text lists those that exist.
+        UnknownArchitectureError: no family has the architecture in this role; the text lists those that exist.
+        UnsupportedError: two families claim one.
         ConfigError: the config names no architecture.
         PortError: the port at `port` cannot be used.
     """
@@ -170,7 +171,7 @@ def find_model(
         known = family.pooling_architectures if pooling else family.architectures
         if name in known:
             return family, family.load(known[name])
-    raise UnsupportedError(_unknown_architecture(name, model_type, families, pooling=pooling))
+    raise UnknownArchitectureError(_unknown_architecture(name, model_type, families, pooling=pooling))
 
 
 def takes_images(config: Mapping[str, Any], *, port: Path | None = None) -> bool:

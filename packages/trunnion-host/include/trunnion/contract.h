@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TRN_ABI_VERSION 4u      /* layout of this header */
+#define TRN_ABI_VERSION 5u      /* layout of this header */
 #define TRN_CONTRACT_VERSION 3u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
 
 #if defined(__GNUC__)
@@ -100,6 +100,7 @@ typedef struct trn_create_options {
   trn_executor *share_with; /* of a draft: its target, same thread, with keep_hidden, closed after it; else NULL */
   const char *kv_cache_dtype; /* what keys and values are cached in: NULL or "auto" (the model's dtype), "fp8_e4m3" */
   const char *draft_model; /* folder of a draft with a checkpoint of its own, the same for it and for its target; or NULL */
+  const char *port; /* folder of a model family that is not installed, asked beside those that are; or NULL */
 } trn_create_options;
 
 /* Load the model, bind groups. On anything but TRN_OK `*out` is NULL and `error` (may be NULL) holds one line. */

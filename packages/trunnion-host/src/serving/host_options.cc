@@ -32,6 +32,7 @@ HostOptions::HostOptions(const trn_host_options& options)
       dtype_(text_of(options.executor.dtype)),
       kv_cache_dtype_(text_of(options.executor.kv_cache_dtype)),
       draft_model_(text_of(options.executor.draft_model)),
+      port_(text_of(options.executor.port)),
       tp_init_method_(text_of(options.executor.tp_init_method)) {
   require(queue_size >= 1, "queue_size is " + std::to_string(queue_size) + ", expected at least 1");
   require(watchdog_s >= 0, "watchdog_s is " + std::to_string(watchdog_s) + ", expected 0 (off) or more");
@@ -59,6 +60,7 @@ HostOptions::HostOptions(const trn_host_options& options)
   executor.dtype = dtype_.c_str();
   executor.kv_cache_dtype = options.executor.kv_cache_dtype == nullptr ? nullptr : kv_cache_dtype_.c_str();
   executor.draft_model = options.executor.draft_model == nullptr ? nullptr : draft_model_.c_str();
+  executor.port = options.executor.port == nullptr ? nullptr : port_.c_str();
   executor.tp_init_method = options.executor.tp_init_method == nullptr ? nullptr : tp_init_method_.c_str();
 }
 

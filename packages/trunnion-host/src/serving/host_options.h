@@ -30,7 +30,7 @@ struct HostOptions {
 
  private:
   void read_drafts();
-  std::string model_, hardware_, dtype_, kv_cache_dtype_, draft_model_, tp_init_method_;
+  std::string model_, hardware_, dtype_, kv_cache_dtype_, draft_model_, port_, tp_init_method_;
 };
 
 }  // namespace trunnion::serving

@@ -12,7 +12,7 @@ from typing import Any
 from trunnion import registry
 from trunnion.adapter import adapter_class
 from trunnion.checkup.opened import Opened
-from trunnion.errors import UnsupportedError
+from trunnion.errors import UnknownArchitectureError
 from trunnion.families import ModelFamily, naming_the_line
 from trunnion.text.model_text import CLASSIFIER
 
@@ -68,7 +68,7 @@ def find_way(opened: Opened, port: Path | None) -> Found:
     """
     try:
         family, model_class = registry.find_model(opened.config, pooling=opened.pooling is not None, port=port)
-    except UnsupportedError as error:
+    except UnknownArchitectureError as error:
         draft = _own_draft(opened, port)
         if draft is not None:
             return draft

@@ -33,14 +33,15 @@ class Prompt:
 class Prompts:
     """Makes prompts of conversations; a model folder's image processor is read when the first image comes."""
 
-    def __init__(self, text: ModelText) -> None:
+    def __init__(self, text: ModelText, port: Path | None = None) -> None:
         self._text = text
+        self._port = port
 
     @cached_property
     def _processor(self) -> VisionProcessor:
         from trunnion.vision.prompt import load_vision
 
-        return load_vision(self._text.path, self._text.tokenizer)
+        return load_vision(self._text.path, self._text.tokenizer, self._port)
 
     def encode(self, messages: Sequence[Message]) -> Prompt:
         """A conversation up to where the model's answer begins.
@@ -68,16 +69,16 @@ class Prompts:
 
     def largest_image(self) -> int:
         """Tokens of the largest image that the model's processor makes; 0 for a model that takes none."""
-        if not takes_images(self._text.path):
+        if not takes_images(self._text.path, self._port):
             return 0
         settings = self._processor.settings
         return settings.max_pixels // (settings.patch_size * settings.merge_size) ** 2
 
 
-def takes_images(path: Path) -> bool:
-    """Whether the model has a vision tower, and is run with it."""
+def takes_images(path: Path, port: Path | None = None) -> bool:
+    """Whether the model has a vision tower, and is run with it; `port` may hold its family."""
     config = read_config(path) if path.is_dir() else {}
-    return isinstance(config.get("vision_config"), Mapping) and registry.takes_images(config)
+    return isinstance(config.get("vision_config"), Mapping) and registry.takes_images(config, port=port)
 
 
 def user_message(text: str, images: Sequence[Any]) -> Message:

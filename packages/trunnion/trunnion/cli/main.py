@@ -164,6 +164,7 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         dtype: Dtype = "auto",
         kv_cache_dtype: KvCacheDtype = "auto",
         hardware: HardwareName = "cpu",
+        port: Port = None,
         threads: Threads = None,
         tp: TpSize = 1,
         debug: Debug = False,
@@ -176,7 +177,8 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         return generate(
             prompts or [],
             ModelOptions(
-                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
+                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len,
+                kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, encoder_rows=encoder_rows,
                 overlap=overlap,
@@ -218,6 +220,7 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         dtype: Dtype = "auto",
         kv_cache_dtype: KvCacheDtype = "auto",
         hardware: HardwareName = "cpu",
+        port: Port = None,
         threads: Threads = None,
         tp: TpSize = 1,
         debug: Debug = False,
@@ -229,7 +232,8 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
 
         return chat(
             ModelOptions(
-                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
+                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len,
+                kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=1, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
                 overlap=overlap,
@@ -265,6 +269,7 @@ def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
         prefix_levels: PrefixLevels = 0,
         dtype: Dtype = "auto",
         hardware: HardwareName = "cpu",
+        port: Port = None,
         threads: Threads = None,
         tp: TpSize = 1,
         debug: Debug = False,
@@ -276,7 +281,8 @@ def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
         return embed(
             texts,
             ModelOptions(
-                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=kv_blocks,
+                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len,
+                kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, trace_file=trace,
             ),
@@ -300,6 +306,7 @@ def _add_rerank(app: typer.Typer, open_host: OpenHost) -> None:
         max_num_tokens: MaxNumTokens = None,
         dtype: Dtype = "auto",
         hardware: HardwareName = "cpu",
+        port: Port = None,
         threads: Threads = None,
         tp: TpSize = 1,
         debug: Debug = False,
@@ -312,7 +319,7 @@ def _add_rerank(app: typer.Typer, open_host: OpenHost) -> None:
             query,
             documents,
             ModelOptions(
-                model=model, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=None,
+                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=None,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=True, trace_file=trace,
             ),

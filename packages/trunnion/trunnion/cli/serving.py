@@ -64,6 +64,7 @@ def open_serving_host(options: HostOptions) -> Host:
         trace_file=options.trace_file,
         num_drafts=options.num_drafts,
         draft_model=None if options.draft_model is None else str(options.draft_model),
+        port=None if options.port is None else str(options.port),
         prefix_levels=options.prefix_levels,
     )
     try:

@@ -19,7 +19,7 @@ from trunnion.config import DTYPES, KV_CACHE_DTYPES
 from trunnion.contract import Limits
 from trunnion.hf_config import max_positions, read_config
 from trunnion.ops.registry import declined
-from trunnion.registry import hardware_names
+from trunnion.registry import hardware_names, model_families
 from trunnion.text.model_text import ModelText, Task, load_model_text, resolve_model
 from trunnion.text.stop_strings import StopStrings
 
@@ -50,6 +50,7 @@ class ModelOptions:
     trace_file: Path | None = None
     drafts: int = 0
     draft_model: Path | None = None
+    port: Path | None = None
     kv_cache_dtype: str = "auto"
     prefix_levels: int = 0
 
@@ -115,10 +116,12 @@ class ModelPlan:
         if options.hardware not in hardware_names():
             installed = ", ".join(hardware_names()) or "none"
             raise UsageProblem(f"unknown hardware {options.hardware!r}; installed: {installed}")
+        # Said before anything of the model is read: what the port is, and whether it clashes.
+        model_families(options.port)
         self.text = load_model_text(resolve_model(options.model))
         if self.text.task is not task:
             raise UsageProblem(f"{self.text.path} {self.text.task.value}")
-        if options.encoder_rows is not None and not takes_images(self.text.path):
+        if options.encoder_rows is not None and not takes_images(self.text.path, options.port):
             raise UsageProblem(f"--encoder-rows {options.encoder_rows} is for models with a vision tower")
         self.max_model_len = resolve_max_model_len(options.max_model_len, self._max_position())
 
@@ -163,6 +166,7 @@ class ModelPlan:
             trace_file=options.trace_file,
             num_drafts=options.drafts,
             draft_model=options.draft_model,
+            port=None if options.port is None else options.port.expanduser().resolve(),
             kv_cache_dtype=options.kv_cache_dtype,
             prefix_levels=options.prefix_levels,
         )
@@ -182,7 +186,7 @@ class SessionPlan(ModelPlan):
 
     def __init__(self, options: ModelOptions, sampling: SamplingOptions) -> None:
         super().__init__(options, Task.GENERATE)
-        self.prompts = Prompts(self.text)
+        self.prompts = Prompts(self.text, options.port)
         self.sampling = sampling.resolve(self.text.sampling)
         self.stop = sampling.stop
         if self.text.sampling.not_applied:

@@ -46,7 +46,8 @@ def check_role(config: ExecutorConfig, target: ModelExecutor | None) -> None:
         raise ValueError("share_with must be a target that was created with keep_hidden: a draft reads what it keeps")
     for name in SAME_SETTINGS:
         _check_same(name, getattr(config, name), getattr(target.config, name))
-    _check_same("draft_model", str(config.draft_model), str(target.config.draft_model))
+    for name in ("draft_model", "port"):
+        _check_same(name, str(getattr(config, name)), str(getattr(target.config, name)))
     for name in SAME_LIMITS:
         _check_same(name, getattr(config.limits, name), getattr(target.config.limits, name))
 
@@ -78,14 +79,16 @@ def check_layers(draft: nn.Module) -> None:
             )
 
 
-def aux_layers(draft_model: Path, target: nn.Module, num_layers: int) -> tuple[int, ...]:
+def aux_layers(draft_model: Path, target: nn.Module, num_layers: int, port: Path | None = None) -> tuple[int, ...]:
     """After how many of its `num_layers` layers `target` must keep states for the draft at `draft_model`.
+
+    `port`: see `ExecutorConfig.port`.
 
     Raises:
         UnsupportedError, ConfigError: it keeps none, or not there; there is no such draft.
     """
     config = open_checkpoint(draft_model).config
-    draft_class = registry.own_draft_class(config)
+    draft_class = registry.own_draft_class(config, port=port)
     layers: tuple[int, ...] = draft_class.config_class.from_hf(config).aux_layers(num_layers)
     found = aux_hidden_states(target)
     if found is None:

@@ -78,6 +78,7 @@ def create(options: Mapping[str, Any]) -> HostedExecutor:
         staging=STAGINGS[options["staging"]],
         keep_hidden=bool(options["keep_hidden"]),
         kv_cache_dtype=options["kv_cache_dtype"],
+        port=None if options["port"] is None else Path(options["port"]),
         draft_model=None if options["draft_model"] is None else Path(options["draft_model"]),
     )
     target: HostedExecutor | None = options["share_with"]

@@ -11,7 +11,7 @@ import torch
 from trunnion import registry
 from trunnion.adapter import adapter_class
 from trunnion.config import DTYPES, KV_CACHE_DTYPES, BuildContext, ExecutorConfig
-from trunnion.errors import UnsupportedError, WeightsError
+from trunnion.errors import UnknownArchitectureError, UnsupportedError, WeightsError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
@@ -90,7 +90,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
         shared = draft.modules_to_share(model, weight_map, checkpoint.source.infos)
         draft.share_modules(model, target.model, shared)
     elif config.draft_model is not None:
-        aux_layers = draft.aux_layers(config.draft_model, model, model_config.num_hidden_layers)
+        aux_layers = draft.aux_layers(config.draft_model, model, model_config.num_hidden_layers, config.port)
     how: dict[str, Any] = {"dtype": dtype, "device": device, "progress": config.progress}
     if isinstance(model, LoadsItself):
         report = model.load(checkpoint, **how)
@@ -115,14 +115,15 @@ def _find(config: ExecutorConfig, is_draft: bool) -> tuple[Checkpoint, type[Mode
     """What is loaded, and the class that runs it."""
     if is_draft and config.draft_model is not None:
         checkpoint = open_checkpoint(config.draft_model)
-        return checkpoint, registry.own_draft_class(checkpoint.config)
+        return checkpoint, registry.own_draft_class(checkpoint.config, port=config.port)
     checkpoint = open_checkpoint(config.model)
     if is_draft:
-        return checkpoint, registry.draft_class(checkpoint.config)
+        return checkpoint, registry.draft_class(checkpoint.config, port=config.port)
+    pooling = checkpoint.pooling is not None
     try:
-        return checkpoint, registry.model_class(checkpoint.config, pooling=checkpoint.pooling is not None)
-    except UnsupportedError as error:
-        is_other = checkpoint.pooling is not None or checkpoint.path.is_file()
+        return checkpoint, registry.model_class(checkpoint.config, pooling=pooling, port=config.port)
+    except UnknownArchitectureError as error:
+        is_other = pooling or checkpoint.path.is_file()
         return checkpoint, adapter_class(checkpoint.config, str(error), is_other=is_other)
 
 

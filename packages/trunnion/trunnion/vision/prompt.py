@@ -106,8 +106,9 @@ class VisionProcessor:
         return VisionPrompt(token_ids=tokens, positions=positions, position_delta=delta, images=tuple(items))
 
 
-def load_vision(folder: Path, tokenizer: TextTokenizer | None = None) -> VisionProcessor:
-    """What a model folder says of images; `tokenizer` is the folder's, if it is loaded already.
+def load_vision(folder: Path, tokenizer: TextTokenizer | None = None, port: Path | None = None) -> VisionProcessor:
+    """What a model folder says of images; `tokenizer` is the folder's, if it is loaded already, `port` the folder of a
+    family that is not installed.
 
     Raises:
         UnsupportedError: the model takes no images.
@@ -118,7 +119,7 @@ def load_vision(folder: Path, tokenizer: TextTokenizer | None = None) -> VisionP
     kind = config.get("model_type", "this kind of model")
     if not isinstance(vision, Mapping):
         raise UnsupportedError(f"{folder} takes no images: {kind} has no vision tower")
-    if not registry.takes_images(config):
+    if not registry.takes_images(config, port=port):
         raise UnsupportedError(f"{folder} takes no images: {kind} is run without its vision tower")
     if not isinstance(token, int) or isinstance(token, bool) or token < 0:
         raise ConfigError(f"config.json: image_token_id must be a token id, got {token!r}")
