@@ -146,12 +146,12 @@ def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_threads() == 5
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "models", "env"])
+@pytest.mark.parametrize("command", ["generate", "chat", "check", "port", "port new", "models", "env"])
 def test_help_is_plain(cli: Cli, command: str) -> None:
-    outcome = cli(command, "--help")
+    outcome = cli(*command.split(), "--help")
     assert outcome.code == 0
     assert outcome.out.isascii(), "no boxes"
-    assert command not in ("generate", "chat") or "Example: trunnion" in outcome.out
+    assert command not in ("generate", "chat", "check", "port new") or "Example: trunnion" in outcome.out
 
 
 def test_no_command_shows_the_help_as_it_is(cli: Cli) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trunnion import registry
-from trunnion.errors import PortError, UnsupportedError
+from trunnion.errors import PortError, UnknownArchitectureError, UnsupportedError
 from trunnion.ports import load_port
 
 INIT = 'ARCHITECTURES = {"ToyForCausalLM": "model:ToyForCausalLM"}\n'
@@ -62,6 +62,8 @@ def test_an_architecture_that_is_installed_is_refused(write: Write) -> None:
     folder = write(__init__='ARCHITECTURES = {"LlamaForCausalLM": "model:ToyForCausalLM"}\n')
     with pytest.raises(UnsupportedError) as caught:
         registry.model_class(TOY, port=folder)
+    # Of an unknown one the adapter would be asked.
+    assert not isinstance(caught.value, UnknownArchitectureError)
     assert str(caught.value) == (
         f"architecture 'LlamaForCausalLM' is claimed by trunnion_models.llama and {folder.resolve()}"
     )

@@ -1,1 +1,1 @@
-"""The command line: generate, chat, models, env. Nothing else of trunnion imports it."""
+"""The command line: generate, chat, check, port, models, env and others. Nothing else of trunnion imports it."""

@@ -21,6 +21,7 @@ GENERATE_EPILOG = 'Example: trunnion generate --model smollm2 "Why is the sky bl
 EMBED_EPILOG = 'Example: trunnion embed --model Qwen3-Embedding-0.6B --prompt-name query "Why is the sky blue?"'
 RERANK_EPILOG = 'Example: trunnion rerank --model bge-reranker-v2-m3 "Why is the sky blue?" "Rayleigh." "Paint."'
 CHECK_EPILOG = "Example: trunnion check Qwen3-0.6B --max-num-seqs 16 --max-model-len 32768"
+PORT_EPILOG = "Example: trunnion port new frob --from Frob-7B, then trunnion check Frob-7B --port frob"
 CHAT_EPILOG = "Example: trunnion chat --model smollm2"
 
 Model = Annotated[str, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)]
@@ -125,7 +126,36 @@ def build_app(open_host: OpenHost) -> typer.Typer:
     _add_embed(app, open_host)
     _add_rerank(app, open_host)
     _add_reports(app)
+    app.add_typer(_port_commands(), name="port")
     return app
+
+
+def _port_commands() -> typer.Typer:
+    port = typer.Typer(help="Make a port of a model family.", no_args_is_help=True, rich_markup_mode=None)
+
+    @port.command(epilog=PORT_EPILOG)
+    def new(
+        family: Annotated[str, typer.Argument(metavar="FAMILY", help="The folder's name: the model_type.")],
+        checkpoint: Annotated[
+            Path, typer.Option("--from", metavar="DIR", help="Folder with config.json and *.safetensors.")
+        ],
+        out: Annotated[
+            Path | None, typer.Option("--out", metavar="PATH", help="Folder to write. [./FAMILY]", show_default=False)
+        ] = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> int:
+        """Scaffold a port from a checkpoint, and say what is left to do; exit code 1 if it does not run yet."""
+        from trunnion.cli.port import port_new
+
+        return port_new(family, checkpoint=checkpoint, out=out, as_json=as_json)
+
+    # A group of one command stays a group.
+    @port.callback()
+    def group() -> None:
+        """Make a port of a model family."""
+
+    return port
 
 
 def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
