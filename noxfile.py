@@ -11,6 +11,7 @@
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on devices that compute nothing meanwhile
+    nox -s adapter-sweep -- --json FILE every causal model of transformers without a port: passed, refused or wrong
     nox -s wheels-cpu                   wheels, constraints.txt and SHA256SUMS in dist/cpu/, installed and tried
     nox -s wheels-cuda -- --aot         also a wheel with kernels compiled ahead, in dist/cuda-aot/
 
@@ -181,6 +182,13 @@ def bench_exec(session: nox.Session) -> None:
         found[name] = json.loads(figures.read_text())
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+@nox.session(name="adapter-sweep", venv_backend="none")
+def adapter_sweep(session: nox.Session) -> None:
+    """Run every causal model of transformers, tiny and random, on the adapter: `-- --only TYPE --json FILE`."""
+    env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
+    env.run("python", "-m", "tests.adapter.sweep", *session.posargs)
 
 
 def define_hardware_sessions(hardware: str) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from trunnion.adapter import adapter_class, model
 from trunnion.adapter.attention import ModuleCalls
+from trunnion.adapter.experts import is_plain
 from trunnion.adapter.masks import Mask
 from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
@@ -51,6 +52,14 @@ def test_models_without_a_port_compute_what_transformers_does(model_type: str) -
 def test_what_cannot_be_flattened_is_refused_with_the_reason(model_type: str) -> None:
     outcome = try_type(model_type)
     assert outcome.outcome == REFUSED and REASONS[model_type] in outcome.detail, outcome
+
+
+@pytest.mark.parametrize(("model_type", "plain"), [("olmoe", True), ("gpt_oss", False)])
+def test_plain_experts_run_on_the_operator(model_type: str, plain: bool) -> None:
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(tiny_config(model_type))
+    blocks = [each for each in module.modules() if type(each).__name__.endswith("Experts")]
+    assert blocks and all(is_plain(block) == plain for block in blocks)
 
 
 def test_the_load_says_that_there_is_no_port(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def run_experts(
 
 def is_plain(module: Any) -> bool:
     """SiLU of the first half times the second, without biases, norms or another layout."""
+    from transformers.activations import SiLUActivation
     from transformers.integrations.moe import _default_apply_gate
 
     return (
@@ -47,5 +48,5 @@ def is_plain(module: Any) -> bool:
         and module.is_concatenated
         and not (module.has_bias or module.is_transposed or module.has_post_expert_norm)
         and type(module)._apply_gate is _default_apply_gate
-        and isinstance(getattr(module, "act_fn", None), nn.SiLU)
+        and isinstance(getattr(module, "act_fn", None), nn.SiLU | SiLUActivation)
     )
