@@ -170,6 +170,30 @@ def test_what_is_refused_is_what_creating_refuses_in_the_same_words(fault: str, 
     assert lines[-1] == f"runs            no, refused: {caught.value}"
 
 
+@pytest.mark.parametrize("family", ["gemma3", "deepseek_v2", "qwen3_moe", "phi3", "qwen3_next", "gpt_oss"])
+def test_an_index_alone_is_accounted_for_by_names(family: str, tmp_path: Path, cli: Cli) -> None:
+    """What a first look downloads: a configuration and an index."""
+    folder = save_quick(family, tmp_path / family)
+    names = list(load_file(folder / "model.safetensors"))
+    whole = check_checkpoint(folder, options())
+    assert whole.refusals == [] and whole.tensors is not None
+    (folder / "model.safetensors").unlink()
+
+    def look(tensors: list[str]) -> tuple[list[str], dict[str, Any]]:
+        index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        report = json.loads(cli("check", str(folder), "--json", "--max-model-len", "24").out)
+        return report["refusals"], report["tensors"]
+
+    (missing_shard,), tensors = look(names)
+    assert "the index names model-00001-of-00001.safetensors, which is missing" in missing_shard
+    assert (tensors["used"], tensors["problems"]) == (whole.tensors.used, {})
+    _, tensors = look([*names[1:], "model.layers.1.frob.weight"])
+    # A stack of experts is missing in all its parts.
+    assert tensors["problems"]["unexpected"] == ["model.layers.1.frob.weight"]
+    assert tensors["problems"]["missing"]
+
+
 def full_size_headers(config: Mapping[str, Any], folder: Path) -> None:
     """A folder whose files are as large as the published ones, and empty: only headers can be read in seconds."""
     folder.mkdir()

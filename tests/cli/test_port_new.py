@@ -156,6 +156,22 @@ def test_other_names_of_tensors_and_fields_are_understood(tmp_path: Path, cli: C
     assert_equal_logits(model, folder, port)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "phi3", "qwen2_moe", "mixtral"])
+def test_an_index_alone_is_enough_to_scaffold_from(family: str, tmp_path: Path, cli: Cli) -> None:
+    """The same files as from the weights themselves, for structures whose shapes decide nothing."""
+    folder, port = tmp_path / "model", tmp_path / "frob"
+    save_renamed(family, folder)
+    assert cli("port", "new", "frob", "--from", str(folder), "--out", str(port)).code == 0
+    index = {"weight_map": dict.fromkeys(load_file(folder / "model.safetensors"), "model-1.safetensors")}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    made = cli("port", "new", "frob", "--from", str(folder), "--out", str(tmp_path / "again"), "--json")
+    found = json.loads(made.out)
+    assert (made.code, len(found["check"]["refusals"]), found["check"]["tensors"]["problems"]) == (1, 1, {})
+    for path in port.glob("*.py"):
+        assert (tmp_path / "again" / path.name).read_text() == path.read_text()
+
+
 def test_what_is_not_understood_is_listed(tmp_path: Path, cli: Cli) -> None:
     folder, port = tmp_path / "model", tmp_path / "frob"
     save_renamed("llama", folder)

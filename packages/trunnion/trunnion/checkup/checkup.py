@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trunnion.checkup.facts import CheckReport, DraftFacts, TensorFacts
+from trunnion.checkup.named_source import TOLD_BY_NAMES, NamedSource
 from trunnion.checkup.opened import Opened, open_for_check
 from trunnion.checkup.planned import group_facts, memory_facts
 from trunnion.checkup.quantized import likely_names, num_parameters, quantized_layers
@@ -32,6 +33,7 @@ from trunnion.weights.quantization_of_layers import QuantizedLayers
 REFUSALS = (TrunnionError, ValueError, OSError)
 """What loading raises on purpose."""
 NO_WEIGHTS = "there are no weights here: tensors are not accounted for"
+BY_NAME = "tensors are accounted for by the names in the index alone"
 GUESSED = "which layers are quantised is guessed from config.json: the tensors would tell"
 BY_TRANSFORMERS = "transformers loads the tensors: they are not accounted for here"
 
@@ -110,8 +112,9 @@ class _Checkup:
         plain = self._build(self.found.model_class, self.config, self.weight_map, names=None)
         names = None
         if (quantization := read_quantization(self.opened.config)) is not None:
-            names = likely_names(plain, self.weight_map, quantization) if source is None else list(source.infos)
-            if source is None:
+            names = list(self.opened.names) if source is None else list(source.infos)
+            if not names:
+                names = likely_names(plain, self.weight_map, quantization)
                 report.notes.append(GUESSED)
         report.parameters = num_parameters(plain)
         model = plain
@@ -130,7 +133,20 @@ class _Checkup:
             if plan.problems:
                 report.refusals.append(describe_problems(plan, source, type(model).__name__))
             self._asking(check_cache_scales, source.description, self.opened.config, self._ctx(None), plan.defaults)
+        elif self.opened.names:
+            self._account_names(model)
         report.drafts = self._heads()
+
+    def _account_names(self, model: nn.Module) -> None:
+        """As far as names go."""
+        source = NamedSource(self.report.path, self.opened.names, model, self.weight_map)
+        shared = draft.modules_to_share(model, self.weight_map, source.infos) if self._is_draft else ()
+        plan = draw_up(model, source, self.weight_map, shared)
+        plan.problems = {kind: names for kind, names in plan.problems.items() if kind in TOLD_BY_NAMES}
+        self.report.notes.append(BY_NAME)
+        self.report.tensors = _tensor_facts(plan)
+        if plan.problems:
+            self.report.refusals.append(describe_problems(plan, source, type(model).__name__))
 
     def _tell_plans(self, model: nn.Module) -> None:
         options, hardware = self.options, self.options.hardware

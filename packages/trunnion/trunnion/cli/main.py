@@ -137,7 +137,8 @@ def _port_commands() -> typer.Typer:
     def new(
         family: Annotated[str, typer.Argument(metavar="FAMILY", help="The folder's name: the model_type.")],
         checkpoint: Annotated[
-            Path, typer.Option("--from", metavar="DIR", help="Folder with config.json and *.safetensors.")
+            Path,
+            typer.Option("--from", metavar="DIR", help="Folder with config.json, and *.safetensors or their index."),
         ],
         out: Annotated[
             Path | None, typer.Option("--out", metavar="PATH", help="Folder to write. [./FAMILY]", show_default=False)

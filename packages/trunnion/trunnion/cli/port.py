@@ -21,7 +21,9 @@ NOT_IN_TENSORS = (
 def port_new(family: str, *, checkpoint: Path, out: Path | None, as_json: bool) -> int:
     """Write the folder and print its report; 1 if the checkpoint does not run with it yet."""
     if not checkpoint.is_dir():
-        raise UsageProblem(f"--from {str(checkpoint)!r} is no folder; give one with config.json and *.safetensors")
+        raise UsageProblem(
+            f"--from {str(checkpoint)!r} is no folder; give one with config.json, and *.safetensors or their index"
+        )
     folder = (out if out is not None else Path(family)).expanduser()
     made = new_port(family, checkpoint, folder, registry.hardware("cpu"))
     print(json.dumps(_as_object(made)) if as_json else "\n".join(_lines(made, checkpoint)))

@@ -113,7 +113,9 @@ def _choose_attention(made: Choices) -> None:
     q_norm = tensors.get("self_attn.q_norm.weight")
     if q_norm is not None:
         head_dim = config.get("head_dim") or made.default_head_dim or (size // heads if size and heads else None)
-        made.qk_norm = "head" if q_norm[-1] == head_dim else "projection"
+        made.qk_norm = "projection" if q_norm and q_norm[-1] != head_dim else "head"
+        if not q_norm:
+            made.doubts.append("q_norm and k_norm: taken as each head's; an index tells no shapes")
     if fused:
         made.doubts.append("qkv_proj: rows are all queries, all keys, all values; some interleave them by head")
 
@@ -156,9 +158,9 @@ def _choose_experts(made: Choices) -> None:
     size = config.get("hidden_size")
     if made.structure.is_stacked:
         down = tensors.get("mlp.experts.down_proj", ())
-        width = next((side for side in down[1:] if side != size), size)
+        width = next((side for side in down[1:] if side != size), size) if down else None
     else:
-        width = tensors.get("mlp.experts.gate_proj.weight", (None,))[0]
+        width = (tensors.get("mlp.experts.gate_proj.weight") or (None,))[0]
     shared = tensors.get("mlp.shared_expert.down_proj.weight")
     made.experts = ExpertChoices(
         intermediate_size=_named_size(made, width, ("moe_intermediate_size", "intermediate_size")),
@@ -166,7 +168,7 @@ def _choose_experts(made: Choices) -> None:
         has_correction_bias=made.structure.has("mlp.gate.e_score_correction_bias"),
         shared=None
         if shared is None
-        else _named_size(made, shared[1], ("shared_expert_intermediate_size", "intermediate_size")),
+        else _named_size(made, shared[1] if shared else None, ("shared_expert_intermediate_size", "intermediate_size")),
         shared_gate=made.structure.has("mlp.shared_expert_gate.weight"),
     )
     if "norm_topk_prob" not in config:
@@ -174,9 +176,9 @@ def _choose_experts(made: Choices) -> None:
 
 
 def _named_size(made: Choices, value: int | None, names: tuple[str, ...]) -> str:
-    """The field that has `value`, as an expression; else the number."""
+    """The field that has `value`, as an expression; else the number. None: the first field that is there."""
     for name in names:
-        if made.config.get(name) == value:
+        if name in made.config and value in (None, made.config[name]):
             return f"config.{name}"
     count, each = made.config.get("n_shared_experts"), made.config.get("moe_intermediate_size")
     if count and each and count * each == value:

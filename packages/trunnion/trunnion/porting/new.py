@@ -15,7 +15,7 @@ from trunnion.interfaces.hardware import Hardware
 from trunnion.porting.choices import Choices, choose
 from trunnion.porting.scaffold import render, towers
 from trunnion.porting.structure import read_structure
-from trunnion.weights.safetensors_source import SafetensorsSource
+from trunnion.weights.safetensors_source import SafetensorsSource, read_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,21 @@ def new_port(family: str, checkpoint: Path, folder: Path, hardware: Hardware) ->
             raise UnsupportedError(f"architecture {name!r} has a port already: family {known.name} ({known.origin})")
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ConfigError(f"config.json: architecture {name!r} is no name of a class")
-    source = SafetensorsSource(checkpoint)
-    choices = choose(family, config, read_structure({name: info.shape for name, info in source.infos.items()}))
+    choices = choose(family, config, read_structure(_shapes(checkpoint)))
     files = render(choices)
     folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     report = check_checkpoint(checkpoint, CheckOptions(hardware=hardware, port=folder))
     return NewPort(folder=folder, choices=choices, report=report)
+
+
+def _shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+    """By tensor; of an index whose shards are not there all are ()."""
+    index = read_index(checkpoint)
+    if index is not None and not any((checkpoint / file).is_file() for file in index.values()):
+        return dict.fromkeys(index, ())
+    return {name: info.shape for name, info in SafetensorsSource(checkpoint).infos.items()}
 
 
 def left_to_do(made: NewPort) -> list[str]:

@@ -38,7 +38,7 @@ class SafetensorsSource:
         path = folder / "config.json"
         config = with_settings_file(folder, read_json_object(path) if path.is_file() else {})
         is_quantized = read_quantization(config) is not None
-        weight_map = _read_index(folder)
+        weight_map = read_index(folder)
         files = _files_without_index(folder) if weight_map is None else sorted(set(weight_map.values()))
         self._names: dict[Path, list[str]] = {}
         self._infos: dict[str, TensorInfo] = {}
@@ -95,7 +95,12 @@ class SafetensorsSource:
                 )
 
 
-def _read_index(folder: Path) -> dict[str, str] | None:
+def read_index(folder: Path) -> dict[str, str] | None:
+    """Tensor -> file, as the index of `folder` has it; None if there is no index.
+
+    Raises:
+        ConfigError, WeightsError, UnsupportedError: it is no index, or names files that are not read.
+    """
     if not (folder / INDEX_NAME).is_file():
         return None
     weight_map = read_json_object(folder / INDEX_NAME).get("weight_map")
