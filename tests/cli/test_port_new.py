@@ -39,6 +39,7 @@ SCAFFOLDED = {
     "qwen2": "biases of q, k and v alone",
     "qwen3": "norms of each head",
     "mistral": "a window over all layers",
+    "ministral": "windows of some layers",
     "olmo2": "norms behind, and over all heads",
     "olmo3": "windows and ropes by layer",
     "phi3": "stored fused, part of a head rotated",
@@ -229,6 +230,28 @@ def test_a_scaffold_is_served_by_every_rank(
         for _ in range(12):
             ids.append(int(there(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
     assert token_ids == ids[-12:]
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("exaone4", "config.json has sliding_window_pattern 2, which nothing reads"),
+        ("gemma3", "config.json has query_pre_attn_scalar 20, which nothing reads"),
+        ("granite", "config.json has residual_multiplier 0.7, which nothing reads"),
+        ("ministral3", "guessed: rope: llama_4_scaling_beta 0.5 is not read, and may change the result"),
+        ("smollm3", "config.json has no_rope_layers [1, 0], which nothing reads"),
+    ],
+    ids=["exaone4", "gemma3", "granite", "ministral3", "smollm3"],
+)
+def test_what_would_come_out_wrong_is_said(family: str, said: str, tmp_path: Path, cli: Cli) -> None:
+    """All tensors have a place, and the model is another one."""
+    folder, port = tmp_path / "model", tmp_path / "frob"
+    model = save_renamed(family, folder)
+    made = json.loads(cli("port", "new", "frob", "--from", str(folder), "--out", str(port), "--json").out)
+    assert made["check"]["refusals"] == []
+    assert said in made["left_to_do"]
+    expected = logits_there(model)
+    assert (logits_here(folder, port) - expected).abs().max() > 0.1 * expected.abs().max()
 
 
 def _no_weights(folder: Path) -> None:

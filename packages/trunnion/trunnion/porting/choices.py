@@ -9,7 +9,7 @@ from typing import Any
 
 from trunnion import hf_config
 from trunnion.porting.structure import Structure
-from trunnion.porting.vocabulary import ACTIVATIONS, BOOKKEEPING, FIELD_NAMES
+from trunnion.porting.vocabulary import ACTIVATIONS, BOOKKEEPING, FIELD_NAMES, ROPE_FIELDS
 
 QKV_BIAS_FIELDS = ("attention_bias", "qkv_bias", "use_qkv_bias")
 """Which of them says whether q, k and v have biases; the first one means the output as well."""
@@ -145,8 +145,14 @@ def _choose_mlp(made: Choices) -> None:
 
 def _choose_windows(made: Choices) -> None:
     config = made.config
-    ropes = config.get("rope_parameters") or {}
+    ropes = config.get("rope_parameters") or config.get("rope_scaling") or {}
     made.ropes_by_type = any(isinstance(rope, Mapping) for rope in ropes.values())
+    made.doubts += [
+        f"rope: {name} {value!r} is not read, and may change the result"
+        for rope in (ropes.values() if made.ropes_by_type else [ropes])
+        for name, value in rope.items()
+        if name not in ROPE_FIELDS and value is not None
+    ]
     if config.get("layer_types") is not None:
         made.window = "layers"
     elif config.get("sliding_window") and config.get("use_sliding_window", True):

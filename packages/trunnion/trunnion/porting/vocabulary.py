@@ -63,6 +63,15 @@ FIELD_NAMES: Names = {
 }
 """Fields that a scaffold needs; it calls them by the first of their names."""
 
+ROPE_FIELDS = frozenset(
+    {
+        "attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "long_factor", "low_freq_factor",
+        "mscale", "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta",
+        "rope_type", "short_factor", "truncate", "type",
+    }
+)  # fmt: skip
+"""What `read_rope` reads of a rope; it passes over others, as transformers does."""
+
 TOWERS = re.compile(r"vision|visual|multi_modal|image|audio")
 """In the names of what stands beside the decoder of a model that does not only read."""
 
