@@ -53,12 +53,12 @@ class Outcome:
 
 def try_type(model_type: str) -> Outcome:
     """Make, save, load and run one."""
-    try:
-        module = _random_model(model_type)
-    except Exception as error:
-        return Outcome(model_type, NO_MODEL, _line(error))
     with tempfile.TemporaryDirectory() as folder:
-        module.save_pretrained(folder)
+        try:
+            module = _random_model(model_type)
+            module.save_pretrained(folder)
+        except Exception as error:
+            return Outcome(model_type, NO_MODEL, _line(error))
         try:
             executor = ModelExecutor.create(_settings(Path(folder)))
         except TrunnionError as error:

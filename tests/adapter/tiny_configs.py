@@ -72,8 +72,8 @@ def tiny_config(model_type: str) -> PretrainedConfig:
         # Latent attention expands to as many keys as queries, and calls the rotated part a head.
         changes |= {"num_key_value_heads": SIZES["num_attention_heads"], "head_dim": SIZES["qk_rope_head_dim"]}
         changes = {name: value for name, value in changes.items() if name in given}
-    elif given.get("num_key_value_heads", 0) is None:
-        changes["num_key_value_heads"] = SIZES["num_key_value_heads"]
+    missing = {name for name in ("num_key_value_heads", "head_dim", "num_experts_per_tok") if name in given}
+    changes |= {name: SIZES[name] for name in missing if given[name] is None and name not in changes}
     if "is_decoder" in given:
         changes["is_decoder"] = True
     if text is default:

@@ -161,6 +161,7 @@ class AdaptedCausalLM(nn.Module):
         taken = inspect.signature(decoder.forward).parameters
         if "position_ids" not in taken:
             raise UnsupportedError(f"{type(decoder).__name__} takes no position_ids")
+        self._first_position = _first_position(decoder)
         self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in taken), None)
         # In tuples, so that nothing is registered a second time.
         self._decoder = (decoder,)
@@ -193,7 +194,10 @@ class AdaptedCausalLM(nn.Module):
             return self.module.get_input_embeddings().weight.new_empty(0, self.config.hidden_size)
         for calls in getattr(self, "_handlers", ()):
             calls.next = 0
-        given: dict[str, Any] = {"position_ids": positions.unsqueeze(0), "use_cache": self._cache_argument is not None}
+        given: dict[str, Any] = {
+            "position_ids": (positions + self._first_position).unsqueeze(0),
+            "use_cache": self._cache_argument is not None,
+        }
         if self._cache_argument is not None:
             given[self._cache_argument] = FlatCache()
         if inputs_embeds is None:
@@ -225,6 +229,13 @@ class _Done(nn.Module):
     def forward(self, *_: Any, **__: Any) -> Any:
         hidden, self.hidden = self.hidden, None
         return self.output_class(last_hidden_state=hidden)
+
+
+def _first_position(decoder: nn.Module) -> int:
+    """What the first token's position is called: tables of RoBERTa's kind begin behind the padding token's row."""
+    tables = (each for name, each in decoder.named_modules() if name.endswith("position_embeddings"))
+    paddings = [each.padding_idx for each in tables if isinstance(each, nn.Embedding)]
+    return next((padding + 1 for padding in paddings if padding is not None), 0)
 
 
 def _with_submodule(module: nn.Module, path: list[str], other: nn.Module) -> Any:

@@ -28,7 +28,7 @@ BLOCK_SIZE = 4
 BLOCKS = ((5, 2, 7), (3, 6, 0))
 """Of each request; block 0 is nobody's."""
 NUM_BLOCKS = 8
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.02}
 """Largest root mean square of the logits' errors, relative to that of the logits."""
 
 
