@@ -27,9 +27,9 @@ def main(hardware: str, rank: int, size: int, folder: Path) -> int:
     device = 0 if registry.hardware(name).uses_host_memory else rank
     known = {card.name: card for card in cards()}
     for saved in sorted(folder.glob("*/reference.pt")):
-        logits, sequences, positions = torch.load(saved, weights_only=True)
+        logits, sequences, positions, token_ids = torch.load(saved, weights_only=True)
         card = known[saved.parent.name]
-        reference = Reference(saved.parent, sequences, logits, None, card, positions)
+        reference = Reference(saved.parent, sequences, logits, None, card, positions, token_ids)
         store = f"file://{saved.parent / 'store'}"
         place = {"tp_rank": rank, "tp_size": size, "tp_init_method": store, "device_index": device}
         bench = load_bench(card, name, "float32", reference, **place)

@@ -51,9 +51,8 @@ def test_every_rank_returns_the_logits_of_the_reference(
     for card in part:
         if ranks_fit(card, size) and card.name not in listed:
             reference = build_reference(card, torch.float32, tmp_path / card.name, ranks=size)
-            torch.save(
-                (reference.logits, reference.sequences, reference.positions), tmp_path / card.name / "reference.pt"
-            )
+            saved = (reference.logits, reference.sequences, reference.positions, reference.token_ids)
+            torch.save(saved, tmp_path / card.name / "reference.pt")
     command = [sys.executable, "-m", f"{TESTS.name}.matrix.tensor_parallel_worker", choice]
     ranks = [
         subprocess.Popen(
