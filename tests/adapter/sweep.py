@@ -61,7 +61,7 @@ def try_type(model_type: str) -> Outcome:
             return Outcome(model_type, NO_MODEL, _line(error))
         try:
             executor = ModelExecutor.create(_settings(Path(folder)))
-        except TrunnionError as error:
+        except (TrunnionError, ValueError) as error:
             return Outcome(model_type, REFUSED, _line(error))
     try:
         error = _largest_error(module, executor)

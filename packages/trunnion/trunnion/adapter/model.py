@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from trunnion.weights.report import WeightReport
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")
+WITHOUT_LIMIT = 2048
+"""Longest request where a configuration names no length."""
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Ropes whose frequencies transformers chooses by the longest position of a step, which is another request's."""
 
@@ -55,11 +57,12 @@ class AdaptedConfig:
         missing = [name for name in ("vocab_size", "hidden_size") if not isinstance(getattr(text, name, None), int)]
         if missing:
             raise UnsupportedError(f"{text.model_type}: its configuration has no {', '.join(missing)}")
+        longest = getattr(text, "max_position_embeddings", None)
         return cls(
             vocab_size=text.vocab_size,
             hidden_size=text.hidden_size,
             num_hidden_layers=getattr(text, "num_hidden_layers", 0),
-            max_position_embeddings=getattr(text, "max_position_embeddings", None) or 2048,
+            max_position_embeddings=longest if isinstance(longest, int) and longest > 0 else WITHOUT_LIMIT,
             tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
             published=dict(config),
         )

@@ -1,0 +1,83 @@
+"""What two recordings differ by, and which module is to blame: it was given the same, and made something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trunnion.compare.recording import Call
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
+"""Root mean square of the difference from which two outputs count as different, in units of the output's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One module that both sides have, with outputs of one shape."""
+
+    module: str
+    largest: float
+    """Largest difference of a value."""
+    relative: float
+    """Root mean square of the difference over that of transformers' output."""
+    cosine: float
+    given: float
+    """`relative` of what went in; NaN where that cannot be told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All modules in the order in which transformers' ended."""
+
+    rows: tuple[Row, ...]
+    tolerance: float
+
+    @property
+    def logits(self) -> Row:
+        """The last row."""
+        return self.rows[-1]
+
+    @property
+    def first_different(self) -> Row | None:
+        """The first that was given the same and made something else; else the first that made something else.
+
+        None if the logits agree: what differs before them is a matter of where a scale or a residual is applied.
+        """
+        if self.logits.relative <= self.tolerance:
+            return None
+        different = [row for row in self.rows if not row.relative <= self.tolerance]
+        guilty = (row for row in different if row.given <= self.tolerance)
+        return next(guilty, different[0] if different else None)
+
+
+def compare(here: Mapping[str, Call], there: Mapping[str, Call], dtype: torch.dtype) -> Comparison:
+    """Rows of the modules that both recordings have."""
+    rows = []
+    for name, wanted in there.items():
+        found = here.get(name)
+        if found is None or found.made.shape != wanted.made.shape or _are_given_others(found, wanted):
+            continue
+        rows.append(
+            Row(
+                module=name,
+                largest=float((found.made - wanted.made).abs().max()),
+                relative=_relative(found.made, wanted.made),
+                cosine=float(torch.cosine_similarity(found.made.flatten(), wanted.made.flatten(), dim=0)),
+                given=_relative(found.given, wanted.given),
+            )
+        )
+    return Comparison(rows=tuple(rows), tolerance=TOLERANCE[dtype])
+
+
+def _are_given_others(found: Call, wanted: Call) -> bool:
+    """Whether modules of one name do different things: an activation that also multiplies."""
+    return found.given is not None and wanted.given is not None and found.given.shape != wanted.given.shape
+
+
+def _relative(found: torch.Tensor | None, wanted: torch.Tensor | None) -> float:
+    """NaN where one side has no such rows, or rows of another shape."""
+    if found is None or wanted is None or found.shape != wanted.shape:
+        return float("nan")
+    return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt().clamp(min=1e-12))
