@@ -236,12 +236,13 @@ def test_a_scaffold_is_served_by_every_rank(
     ("family", "said"),
     [
         ("exaone4", "config.json has sliding_window_pattern 2, which nothing reads"),
+        ("gemma2", "config.json has final_logit_softcapping 3.0, which nothing reads"),
         ("gemma3", "config.json has query_pre_attn_scalar 20, which nothing reads"),
         ("granite", "config.json has residual_multiplier 0.7, which nothing reads"),
         ("ministral3", "guessed: rope: llama_4_scaling_beta 0.5 is not read, and may change the result"),
         ("smollm3", "config.json has no_rope_layers [1, 0], which nothing reads"),
     ],
-    ids=["exaone4", "gemma3", "granite", "ministral3", "smollm3"],
+    ids=["exaone4", "gemma2", "gemma3", "granite", "ministral3", "smollm3"],
 )
 def test_what_would_come_out_wrong_is_said(family: str, said: str, tmp_path: Path, cli: Cli) -> None:
     """All tensors have a place, and the model is another one."""
