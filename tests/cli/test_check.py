@@ -291,6 +291,37 @@ def test_a_mistake_in_an_option_is_one_line_and_exit_2(arguments: list[str], sai
     assert outcome.err.startswith(f"trunnion: {said}")
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_hardware_that_is_not_here_is_refused_and_asked_all_the_same(
+    answers: bool, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a package that needs its device to answer, the reference stands in."""
+    name = f"away{answers}".lower()
+    package = tmp_path / f"trunnion_{name}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "hardware.py").write_text(
+        "from trunnion.interfaces.hardware import EnvironmentProblem\n"
+        "from trunnion.reference import ReferenceHardware\n"
+        "class HARDWARE(ReferenceHardware):\n"
+        f"    name, device_type = {name!r}, {'xpu' if answers else 'mps'!r}\n"
+        "    def check_environment(self):\n"
+        "        return [EnvironmentProblem(what='device', found='none', needed='one', fatal=True)]\n"
+        "    def initialize(self, index):\n"
+        "        raise AssertionError('there is no device')\n"
+        "    def linear_method(self, scheme, prefix):\n"
+        f"        return super().linear_method(scheme, prefix) if {answers} else self.soc\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = save_quick("llama", tmp_path / "llama")
+    outcome = cli("check", str(folder), "--hardware", name, "--json")
+    report = json.loads(outcome.out)
+    assert (outcome.code, report["refusals"]) == (1, [f"device: found none, {name} needs one"])
+    assert report["memory"]["hardware"] == (name if answers else "reference")
+    notes = [] if answers else [f"hardware '{name}' does not answer without its device: groups and memory are the"]
+    assert [note.partition(" reference")[0] for note in report["notes"]] == notes
+
+
 def test_a_length_beyond_the_positions_is_refused(tmp_path: Path, cli: Cli) -> None:
     folder = save_quick("llama", tmp_path / "llama")
     outcome = cli("check", str(folder), "--max-model-len", "65")

@@ -22,6 +22,7 @@ from trunnion.errors import TrunnionError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import LoadsItself, ModelConfig
+from trunnion.reference import ReferenceHardware
 from trunnion.runner import draft
 from trunnion.runner.groups import lay_out_groups
 from trunnion.runner.load_model import check_block_size, check_cache_scales, check_environment, check_reach
@@ -102,9 +103,11 @@ class _Checkup:
         asked = options.max_model_len
         self.max_model_len = asked or min(self.config.max_model_len, options.default_max_model_len)
         self._asking(check_reach, self.max_model_len, self.config.max_model_len, "model")
-        self._asking(check_environment, options.hardware)
         self._asking(check_block_size, options.block_size, options.hardware)
-        self._asking(options.hardware.initialize, 0)
+        # Loading touches no device before it has seen that there is one.
+        has_device = self._asking(check_environment, options.hardware)
+        has_device = has_device and self._asking(options.hardware.initialize, 0)
+        self.hardware = options.hardware if has_device else self._without_device()
 
     def tell(self) -> None:
         """Raises what building the model raises."""
@@ -137,6 +140,18 @@ class _Checkup:
             self._account_names(model)
         report.drafts = self._heads()
 
+    def _without_device(self) -> Hardware:
+        """The package, if it answers without its device; else the reference in its place, and a note."""
+        package = self.options.hardware
+        try:
+            package.linear_method(None, "")
+        except Exception:  # it may fail in whatever way: nobody has promised it a call without a device
+            self.report.notes.append(
+                f"hardware {package.name!r} does not answer without its device: groups and memory are the reference's"
+            )
+            return ReferenceHardware()
+        return package
+
     def _account_names(self, model: nn.Module) -> None:
         """As far as names go."""
         source = NamedSource(self.report.path, self.opened.names, model, self.weight_map)
@@ -149,13 +164,13 @@ class _Checkup:
             self.report.refusals.append(describe_problems(plan, source, type(model).__name__))
 
     def _tell_plans(self, model: nn.Module) -> None:
-        options, hardware = self.options, self.options.hardware
+        hardware = self.hardware
         whole = lay_out_groups(model, hardware, self._limits(1)).needs_whole_prompts
         limits = self._limits(self.max_model_len if whole else 1)
         layout = lay_out_groups(model, hardware, limits)
         self.report.groups = group_facts(layout)
         self.report.memory = memory_facts(model, hardware, limits, layout)
-        self.report.on_reference = dict(options.hardware.on_reference())
+        self.report.on_reference = dict(hardware.on_reference())
 
     def _limits(self, least_tokens: int) -> Limits:
         seqs = self.options.max_num_seqs
@@ -205,7 +220,7 @@ class _Checkup:
     def _ctx(self, layers: QuantizedLayers | None) -> BuildContext:
         assert self.report.dtype is not None, "told before the way"
         return BuildContext(
-            hardware=self.options.hardware,
+            hardware=self.hardware,
             dtype=DTYPES[self.report.dtype],
             quantization=layers,
             max_model_len=self.max_model_len,
@@ -217,12 +232,14 @@ class _Checkup:
     def _is_draft(self) -> bool:
         return self.found.task is Task.DRAFT
 
-    def _asking(self, question: Any, *arguments: Any) -> None:
-        """Note what loading would refuse here, and go on."""
+    def _asking(self, question: Any, *arguments: Any) -> bool:
+        """Note what loading would refuse here, and go on; whether it refuses nothing."""
         try:
             question(*arguments)
         except REFUSALS as error:
             _refuse(self.report, error)
+            return False
+        return True
 
 
 def _tensor_facts(plan: LoadPlan) -> TensorFacts:
