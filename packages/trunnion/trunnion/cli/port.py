@@ -14,7 +14,7 @@ from trunnion.porting.new import NewPort, left_to_do, new_port
 EXIT_LEFT = 1
 NOT_IN_TENSORS = (
     "no tensor tells: an offset of 1 in norms, the scale of attention, multipliers and caps, which pairs a rope turns, "
-    "gates and layers in parallel; compare with transformers"
+    "gates and layers in parallel; see trunnion compare"
 )
 
 
