@@ -35,7 +35,7 @@ class Task(Enum):
     DRAFT = "draft_model of its target"
 
 
-ADAPTER = ModelFamily(name="none, the adapter", package="trunnion.adapter", architectures={})
+ADAPTER = ModelFamily(name="adapter", package="trunnion.adapter", architectures={})
 
 
 @dataclass(frozen=True, kw_only=True)
