@@ -17,20 +17,30 @@ from trunnion_models.card import Card
 from .adapted_cards import ADAPTER
 from .cases import cards, load_hardware
 from .conftest import unsupported
-from .hf_reference import build_reference
+from .hf_reference import Reference, build_reference
 
 TESTS = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 280
 CARDS_AT_ONCE = 8
 """Processes start once for so many cards."""
-QUICK = [card for card in cards() if card.quick and not card.name.startswith(ADAPTER)]
-"""All but those of the adapter, which runs on one rank."""
+QUICK = [card for card in cards() if card.quick]
 PARTS = [QUICK[first : first + CARDS_AT_ONCE] for first in range(0, len(QUICK), CARDS_AT_ONCE)]
 
 
 def ranks_fit(card: Card, size: int) -> bool:
-    """Whether the card's heads can be cut: query heads, and a delta net's key heads, are not shared between ranks."""
-    return all(card.config.get(name, size) % size == 0 for name in ("num_attention_heads", "linear_num_key_heads"))
+    """Whether the card's heads can be cut: query heads, and a delta net's key heads, are not shared between ranks.
+
+    The adapter runs on one rank.
+    """
+    return not card.name.startswith(ADAPTER) and all(
+        card.config.get(name, size) % size == 0 for name in ("num_attention_heads", "linear_num_key_heads")
+    )
+
+
+def save_reference(reference: Reference) -> None:
+    """For the ranks' processes (`tensor_parallel_worker.py`)."""
+    saved = (reference.logits, reference.sequences, reference.positions, reference.token_ids)
+    torch.save(saved, reference.folder / "reference.pt")
 
 
 def num_devices(hardware: Hardware) -> float:
@@ -51,8 +61,7 @@ def test_every_rank_returns_the_logits_of_the_reference(
     for card in part:
         if ranks_fit(card, size) and card.name not in listed:
             reference = build_reference(card, torch.float32, tmp_path / card.name, ranks=size)
-            saved = (reference.logits, reference.sequences, reference.positions, reference.token_ids)
-            torch.save(saved, tmp_path / card.name / "reference.pt")
+            save_reference(reference)
     command = [sys.executable, "-m", f"{TESTS.name}.matrix.tensor_parallel_worker", choice]
     ranks = [
         subprocess.Popen(

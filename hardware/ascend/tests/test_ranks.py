@@ -12,7 +12,7 @@ import torch
 from hardware.ascend.tests.ranks import run_ranks
 from tests.matrix.cases import cards, quick_cards
 from tests.matrix.hf_reference import build_reference
-from tests.matrix.test_tensor_parallel import ranks_fit
+from tests.matrix.test_tensor_parallel import ranks_fit, save_reference
 
 from trunnion.config import DTYPES
 from trunnion_ascend.unsupported import UNSUPPORTED
@@ -44,7 +44,5 @@ def test_every_family_is_cut_as_the_matrix_cuts_it(tmp_path: Path) -> None:
     """All quick cards in float32."""
     for card in quick_cards():
         if ranks_fit(card, SIZE) and card.name not in UNSUPPORTED:
-            reference = build_reference(card, torch.float32, tmp_path / card.name)
-            saved = reference.logits, reference.sequences, reference.positions
-            torch.save(saved, tmp_path / card.name / "reference.pt")
+            save_reference(build_reference(card, torch.float32, tmp_path / card.name, ranks=SIZE))
     run_ranks("tests.matrix.tensor_parallel_worker", "ascend", "RANK", str(SIZE), str(tmp_path), size=SIZE)
