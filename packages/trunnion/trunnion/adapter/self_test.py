@@ -17,6 +17,7 @@ from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import GroupSpec, StepInputs
 from trunnion.layers.attention import Attention
 from trunnion.reference import ReferenceHardware
+from trunnion.runner.step_tensors import on_device
 
 if TYPE_CHECKING:
     from trunnion.adapter.model import AdaptedCausalLM
@@ -130,26 +131,4 @@ def _step(
         max_query_len=max(lengths),
         max_seq_len=max(end for _, _, end in parts),
     )
-    return StepInputs(counts=counts, host=host, device=_on(host, device))
-
-
-def _on(host: BatchTensors, device: torch.device) -> BatchTensors:
-    def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.to(device)
-
-    groups = tuple(
-        GroupTensors(
-            slot_mapping=moved(group.slot_mapping),
-            block_table=moved(group.block_table),
-            kv_start=moved(group.kv_start),
-        )
-        for group in host.groups
-    )
-    return BatchTensors(
-        input_ids=host.input_ids.to(device),
-        positions=host.positions.to(device),
-        query_start_loc=host.query_start_loc.to(device),
-        seq_lens=host.seq_lens.to(device),
-        logits_indices=host.logits_indices.to(device),
-        groups=groups,
-    )
+    return StepInputs(counts=counts, host=host, device=on_device(host, device))

@@ -15,6 +15,7 @@ from trunnion.interfaces.model import CausalLM
 from trunnion.runner.groups import BoundGroups
 from trunnion.runner.kv_caches import allocate_caches
 from trunnion.runner.load_model import LoadedModel, load_model
+from trunnion.runner.step_tensors import on_device
 
 
 @torch.inference_mode()
@@ -26,7 +27,7 @@ def record_here(config: ExecutorConfig, token_ids: Sequence[int]) -> tuple[Loade
     """
     loaded = load_model(config, None, None)
     model = loaded.model
-    if not isinstance(model, CausalLM) or loaded.hardware.name != config.hardware:
+    if not isinstance(model, CausalLM):
         raise UnsupportedError(f"{type(model).__name__} is no language model: there are no logits to compare")
     groups = BoundGroups(model, loaded.hardware, loaded.device, config.limits, loaded.breaks)
     spec = groups.cache_spec
@@ -74,7 +75,7 @@ def _prefill(token_ids: Sequence[int], groups: Sequence[CacheGroupSpec], device:
         groups=tuple(_cache_rows(group, count) for group in groups),
     )
     counts = BatchCounts(num_tokens=count, num_reqs=1, num_logits=count, max_query_len=count, max_seq_len=count)
-    return StepInputs(counts=counts, host=host, device=_on(host, device))
+    return StepInputs(counts=counts, host=host, device=on_device(host, device))
 
 
 def _cache_rows(group: CacheGroupSpec, count: int) -> GroupTensors:
@@ -96,13 +97,3 @@ def _cache_rows(group: CacheGroupSpec, count: int) -> GroupTensors:
         kv_indices=torch.arange(1, 1 + used, **ints),
         kv_last_page_len=torch.tensor([count - (used - 1) * size], **ints),
     )
-
-
-def _on(host: BatchTensors, device: torch.device) -> BatchTensors:
-    names = ("input_ids", "positions", "query_start_loc", "seq_lens", "logits_indices")
-    moved = {name: getattr(host, name).to(device) for name in names}
-    groups = []
-    for group in host.groups:
-        fields = {name: getattr(group, name) for name in GroupTensors.__dataclass_fields__}
-        groups.append(GroupTensors(**{name: None if t is None else t.to(device) for name, t in fields.items()}))
-    return BatchTensors(**moved, groups=tuple(groups))
