@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trunnion.adapter import adapter_class, model
+from trunnion.adapter import adapter_class, experts, model
 from trunnion.adapter.attention import ModuleCalls
 from trunnion.adapter.experts import is_plain
 from trunnion.adapter.masks import Mask
@@ -60,6 +60,15 @@ def test_plain_experts_run_on_the_operator(model_type: str, plain: bool) -> None
         module = AutoModelForCausalLM.from_config(tiny_config(model_type))
     blocks = [each for each in module.modules() if type(each).__name__.endswith("Experts")]
     assert blocks and all(is_plain(block) == plain for block in blocks)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"), [("olmoe", "4 of 4 blocks"), ("gpt_oss", "0 of 4 blocks"), ("stablelm", None)]
+)
+def test_the_load_says_what_runs_experts(model_type: str, said: str | None) -> None:
+    with torch.device("meta"):
+        lines = experts.notes(AutoModelForCausalLM.from_config(tiny_config(model_type)))
+    assert lines == [] if said is None else said in lines[0]
 
 
 def test_the_load_says_that_there_is_no_port(tmp_path: Path) -> None:

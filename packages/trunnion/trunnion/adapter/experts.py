@@ -38,6 +38,17 @@ def run_experts(
     return result
 
 
+def notes(model: nn.Module) -> list[str]:
+    """What runs the blocks of experts, if there are any: a line for the load's report."""
+    plain = [is_plain(module) for module in model.modules() if hasattr(module, "has_post_expert_norm")]
+    if not plain:
+        return []
+    return [
+        f"adapter: {sum(plain)} of {len(plain)} blocks of experts run on this repository's operator, "
+        f"the others on transformers' {OTHERS}"
+    ]
+
+
 def is_plain(module: Any) -> bool:
     """SiLU of the first half times the second, without biases, norms or another layout."""
     from transformers.activations import SiLUActivation

@@ -13,6 +13,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from trunnion.adapter import experts
 from trunnion.adapter.self_test import self_test
 from trunnion.errors import WeightsError
 from trunnion.weights.report import WeightReport, first_names
@@ -59,6 +60,7 @@ def load(
         notes=(
             f"adapter: no port of {type(module).__name__}; the module of transformers {transformers.__version__} runs "
             f"on this repository's attention, and its self-test is off by {error:.1e} of the logits",
+            *experts.notes(module),
         ),
     )
 
