@@ -104,6 +104,18 @@ def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_tensors_that_transformers_leaves_out_are_reported(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = save("gpt2", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    spare = "transformer.h.0.attn.bias"
+    save_file(tensors | {spare: torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
+    executor = load(folder)
+    assert executor.weight_report.ignored == {"transformers' class leaves them out": (spare,)}
+    executor.close()
+
+
 def test_several_ranks_are_refused() -> None:
     from trunnion.config import BuildContext
     from trunnion.interfaces.collectives import ParallelGroup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,11 +48,15 @@ def load(
     error = self_test(model, device)
     parameters = list(module.parameters())
     infos = checkpoint.source.infos
+    patterns = module._keys_to_ignore_on_load_unexpected or ()
+    # A pattern may fit what is loaded as well: transformers asks it of what has no place alone.
+    others = infos.keys() - module.state_dict().keys()
+    left_out = tuple(sorted(name for name in others if any(re.search(pattern, name) for pattern in patterns)))
     return WeightReport(
         source=f"{checkpoint.path}, by transformers",
         num_parameters=len(parameters),
-        num_used=len(infos),
-        ignored={},
+        num_used=len(infos) - len(left_out),
+        ignored={"transformers' class leaves them out": left_out} if left_out else {},
         tied=(),
         conversions={},
         bytes_read=sum(each.nbytes for each in infos.values()),
