@@ -1,0 +1,65 @@
+"""Builds the C++ of trunnion-bundle once per content, into the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2]
+SUFFIXES = {".c", ".cc", ".cmake", ".h", ".proto", ".txt"}
+SYSTEM_PACKAGES = PACKAGE / "system-packages.txt"
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "trunnion" / "bundle"
+
+
+def build(*definitions: str, targets: Sequence[str] = ()) -> Path:
+    """The folder of built programs; RuntimeError carries the compiler's output."""
+    key = hashlib.sha256("\0".join([*definitions, *targets, sys.prefix]).encode())
+    folders = (PACKAGE / name for name in ("include", "src", "proto", "cmake", "tests/native"))
+    files = [PACKAGE / "CMakeLists.txt", *(path for folder in folders for path in folder.rglob("*"))]
+    for path in sorted(path for path in files if path.suffix in SUFFIXES):
+        key.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
+    # One folder per place of the sources, so that a change compiles only what it touches.
+    place = hashlib.sha256("\0".join([str(PACKAGE), *definitions]).encode()).hexdigest()[:16]
+    folder = cache_folder() / place
+    done = folder / "built.txt"
+    if done.is_file() and done.read_text() == key.hexdigest():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder, definitions, targets)
+    done.write_text(key.hexdigest())
+    return folder
+
+
+def _make(folder: Path, definitions: Sequence[str], targets: Sequence[str]) -> None:
+    cmake = _tool("cmake")
+    ninja = ("-G", "Ninja") if shutil.which("ninja") else ()
+    options = ("-DTRUNNION_BUNDLE_TESTS=ON", "-DTRUNNION_BUNDLE_WERROR=ON", *definitions)
+    jobs = os.environ.get("TRUNNION_BUILD_JOBS", "2")
+    chosen = ("--target", *targets) if targets else ()
+    for command in (
+        (cmake, *ninja, *options, "-S", str(PACKAGE), "-B", str(folder)),
+        (cmake, "--build", str(folder), "--parallel", jobs, *chosen),
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            needed = " ".join(SYSTEM_PACKAGES.read_text().split())
+            raise RuntimeError(
+                f"{' '.join(command)}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}\nit needs the packages {needed}"
+            )
+
+
+def _tool(name: str) -> str:
+    """A build tool beside this interpreter or on the PATH."""
+    places = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
+    if found := shutil.which(name, path=places):
+        return found
+    raise RuntimeError(f"{name} is not installed; it is needed to build trunnion-bundle")
