@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from tests.matrix.host_double import Chunk, HostDouble
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -56,13 +56,15 @@ def try_type(model_type: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         try:
             module = _random_model(model_type)
-            module.save_pretrained(folder)
+            _save(module, tiny_config(model_type), folder)
         except Exception as error:
             return Outcome(model_type, NO_MODEL, _line(error))
         try:
             executor = ModelExecutor.create(_settings(Path(folder)))
         except (TrunnionError, ValueError) as error:
             return Outcome(model_type, REFUSED, _line(error))
+        except Exception as error:
+            return Outcome(model_type, WRONG, f"neither taken nor refused: {_line(error)}")
     try:
         error = _largest_error(module, executor)
     except Exception as error:
@@ -88,6 +90,14 @@ def _random_model(model_type: str) -> PreTrainedModel:
     ids = torch.arange(LENGTHS[0])[None] % module.config.get_text_config(decoder=True).vocab_size
     assert module(input_ids=ids, use_cache=False).logits.isfinite().all(), "its own logits are not finite"
     return module
+
+
+def _save(module: PreTrainedModel, config: PretrainedConfig, folder: str) -> None:
+    """As published: with the configuration that names the model type, even if the module holds a part of it."""
+    module.save_pretrained(folder)
+    if type(config) is not type(module.config):
+        config.architectures = [type(module).__name__]
+        config.save_pretrained(folder)
 
 
 def _settings(folder: Path) -> ExecutorConfig:

@@ -62,4 +62,4 @@ def _handlers(model: nn.Module, seen: list[Seen]) -> Iterator[None]:
         yield
     finally:
         for module in model.modules():
-            del module.__dict__[HANDLER]
+            module.__dict__.pop(HANDLER, None)
