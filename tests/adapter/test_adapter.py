@@ -13,6 +13,7 @@ from trunnion.adapter import adapter_class, experts, model
 from trunnion.adapter.attention import ModuleCalls
 from trunnion.adapter.experts import is_plain
 from trunnion.adapter.masks import Mask
+from trunnion.adapter.positions import Positions
 from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
 from trunnion.errors import UnsupportedError, WeightsError
@@ -22,10 +23,13 @@ from .sweep import PASSED, REFUSED, try_type
 from .tiny_configs import tiny_config
 
 QUICK = ("gpt2", "opt", "gpt_neox", "phi", "starcoder2", "olmoe", "nemotron", "stablelm")
+TOLD_INSIDE = ("bart", "marian")
+"""Their decoders take no positions."""
+OTHERWISE_MADE = ("modernbert-decoder", "got_ocr2", "gemma4")
+"""Their decoder is not where transformers says, or a module around it asks it for more than hidden states."""
 REASONS = {
-    "mamba": "takes no position_ids",
+    "mamba": "keeps state of its own between steps",
     "bamba": "keeps state of its own between steps",
-    "bloom": "takes no position_ids",
 }
 
 
@@ -42,7 +46,7 @@ def load(folder: Path, **settings: Any) -> ModelExecutor:
     )
 
 
-@pytest.mark.parametrize("model_type", QUICK)
+@pytest.mark.parametrize("model_type", [*QUICK, *TOLD_INSIDE, *OTHERWISE_MADE])
 def test_models_without_a_port_compute_what_transformers_does(model_type: str) -> None:
     outcome = try_type(model_type)
     assert outcome.outcome == PASSED and outcome.detail.startswith("adapter"), outcome
@@ -52,6 +56,19 @@ def test_models_without_a_port_compute_what_transformers_does(model_type: str) -
 def test_what_cannot_be_flattened_is_refused_with_the_reason(model_type: str) -> None:
     outcome = try_type(model_type)
     assert outcome.outcome == REFUSED and REASONS[model_type] in outcome.detail, outcome
+
+
+def test_positions_are_told_for_a_forward_alone() -> None:
+    table = AutoModelForCausalLM.from_config(tiny_config("bart")).get_decoder().embed_positions
+    asked = torch.zeros(1, 4, dtype=torch.long)
+    decoder = torch.nn.ModuleList([table])
+    own = table(asked, position_ids=torch.arange(4))
+    positions = Positions(decoder)
+    with positions.at(torch.tensor([5, 6, 0, 1])) as told:
+        assert told == {}
+        assert torch.equal(table(asked, position_ids=torch.arange(4))[0], table.weight[[7, 8, 2, 3]])
+        assert torch.equal(table(asked), table(asked, position_ids=torch.arange(4)))
+    assert torch.equal(table(asked, position_ids=torch.arange(4)), own)
 
 
 @pytest.mark.parametrize(("model_type", "plain"), [("olmoe", True), ("gpt_oss", False)])

@@ -71,4 +71,16 @@ ADAPTED: tuple[Card, ...] = (
         n_head=4,
         n_positions=64,
     ),
+    _adapted(
+        "BartForCausalLM",
+        "bart",
+        "a decoder that takes no positions: its table of them is told",
+        quick=True,
+        vocab_size=131,
+        d_model=64,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=96,
+        max_position_embeddings=64,
+    ),
 )

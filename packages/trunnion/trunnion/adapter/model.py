@@ -17,6 +17,7 @@ from trunnion.adapter import attention, experts
 from trunnion.adapter.attention import HANDLER, ModuleCalls, make_layer
 from trunnion.adapter.flat_cache import FlatCache
 from trunnion.adapter.loading import load
+from trunnion.adapter.positions import Positions
 from trunnion.adapter.trial import attention_calls
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError
@@ -157,18 +158,15 @@ class AdaptedCausalLM(nn.Module):
 
     def _prepare(self) -> None:
         self._choose(attention.NAME, experts.NAME)
-        decoder = self.module.get_decoder()
-        path = next((name for name, each in self.module.named_modules() if each is decoder), "")
-        if not path:
-            raise UnsupportedError(f"{type(self.module).__name__} has no decoder apart from its head")
+        path, decoder = _decoder(self.module)
+        # The warning reads tokens, which waits for the device.
+        decoder.__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
         taken = inspect.signature(decoder.forward).parameters
-        if "position_ids" not in taken:
-            raise UnsupportedError(f"{type(decoder).__name__} takes no position_ids")
-        self._first_position = _first_position(decoder)
+        self._positions = Positions(decoder)
         self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in taken), None)
         # In tuples, so that nothing is registered a second time.
         self._decoder = (decoder,)
-        self._done = _Done()
+        self._done = _Done(decoder)
         self._head = (_with_submodule(self.module, path.split("."), self._done),)
 
     def _choose(self, attention_name: str, experts_name: str) -> None:
@@ -197,17 +195,15 @@ class AdaptedCausalLM(nn.Module):
             return self.module.get_input_embeddings().weight.new_empty(0, self.config.hidden_size)
         for calls in getattr(self, "_handlers", ()):
             calls.next = 0
-        given: dict[str, Any] = {
-            "position_ids": (positions + self._first_position).unsqueeze(0),
-            "use_cache": self._cache_argument is not None,
-        }
+        given: dict[str, Any] = {"use_cache": self._cache_argument is not None}
         if self._cache_argument is not None:
             given[self._cache_argument] = FlatCache()
         if inputs_embeds is None:
             given["input_ids"] = input_ids.unsqueeze(0)
         else:
             given["inputs_embeds"] = inputs_embeds.unsqueeze(0)
-        output = self._decoder[0](**given, return_dict=True)
+        with self._positions.at(positions) as told:
+            output = self._decoder[0](**given, **told, return_dict=True)
         self._done.output_class = type(output)
         return output.last_hidden_state.squeeze(0)
 
@@ -222,23 +218,36 @@ class AdaptedCausalLM(nn.Module):
 
 
 class _Done(nn.Module):
-    """Stands for a decoder whose hidden states are known."""
+    """Stands for a decoder whose hidden states are known; whatever else is asked of it, the decoder says."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: PreTrainedModel) -> None:
         super().__init__()
+        self._decoder = (decoder,)  # in a tuple, so that nothing is registered a second time
         self.hidden: torch.Tensor | None = None
         self.output_class: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_decoder"][0], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
         hidden, self.hidden = self.hidden, None
         return self.output_class(last_hidden_state=hidden)
 
 
-def _first_position(decoder: nn.Module) -> int:
-    """What the first token's position is called: tables of RoBERTa's kind begin behind the padding token's row."""
-    tables = (each for name, each in decoder.named_modules() if name.endswith("position_embeddings"))
-    paddings = [each.padding_idx for each in tables if isinstance(each, nn.Embedding)]
-    return next((padding + 1 for padding in paddings if padding is not None), 0)
+def _decoder(module: PreTrainedModel) -> tuple[str, PreTrainedModel]:
+    """The path and the module of what stands before the head."""
+    decoder = module.get_decoder()
+    if decoder is module or not isinstance(decoder, PreTrainedModel):
+        # A head may go by the name of a decoder, and a class may have none that transformers finds.
+        inner = [child for child in module.children() if isinstance(child, PreTrainedModel)]
+        if len(inner) != 1:
+            raise UnsupportedError(f"{type(module).__name__} has no decoder apart from its head")
+        decoder = inner[0]
+    return next(name for name, each in module.named_modules() if each is decoder), decoder
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 def _with_submodule(module: nn.Module, path: list[str], other: nn.Module) -> Any:
