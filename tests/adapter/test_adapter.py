@@ -27,6 +27,8 @@ TOLD_INSIDE = ("bart", "marian")
 """Their decoders take no positions."""
 OTHERWISE_MADE = ("modernbert-decoder", "got_ocr2", "gemma4")
 """Their decoder is not where transformers says, or a module around it asks it for more than hidden states."""
+OTHER_NAMES = ("exaone", "sarvam_moe")
+"""Families that a port runs, in checkpoints that name their tensors otherwise."""
 REASONS = {
     "mamba": "keeps state of its own between steps",
     "bamba": "keeps state of its own between steps",
@@ -50,6 +52,12 @@ def load(folder: Path, **settings: Any) -> ModelExecutor:
 def test_models_without_a_port_compute_what_transformers_does(model_type: str) -> None:
     outcome = try_type(model_type)
     assert outcome.outcome == PASSED and outcome.detail.startswith("adapter"), outcome
+
+
+@pytest.mark.parametrize("model_type", OTHER_NAMES)
+def test_ports_read_the_names_of_kindred_families(model_type: str) -> None:
+    outcome = try_type(model_type)
+    assert outcome.outcome == PASSED and outcome.detail.startswith("port"), outcome
 
 
 @pytest.mark.parametrize("model_type", REASONS)
