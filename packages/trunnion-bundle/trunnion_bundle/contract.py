@@ -9,7 +9,7 @@ from typing import Any
 from trunnion_bundle import canonical
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.fields import BUNDLE_NAME, HASH, NAME, PLATFORM, Fields, as_path
-from trunnion_bundle.lowerings import Lowering, read_lowering, required_sizes
+from trunnion_bundle.lowerings import Lowering, read_keys, read_lowering, required_sizes
 from trunnion_bundle.policy import Batching, read_batching
 from trunnion_bundle.signatures import LONGEST_TEXT, Module, Signature, read_module, read_signature
 from trunnion_bundle.steps import asset_paths
@@ -51,13 +51,18 @@ class Producer:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A torch.export archive with one program for each module."""
+    """A torch.export archive with one program for each module, without weights.
+
+    `tensors`: module -> parameter or buffer of its program -> key in the checkpoint.
+    """
 
     path: str
     torch_version: str
+    tensors: Mapping[str, Mapping[str, str]]
 
     def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "torch_version": self.torch_version}
+        tensors = {name: dict(keys) for name, keys in self.tensors.items()}
+        return {"path": self.path, "torch_version": self.torch_version, "tensors": tensors}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +155,7 @@ def read_bundle(value: Any, where: str = "bundle.json") -> Bundle:
         signatures=signatures,
         default_signature=fields.choice("default_signature", signatures),
         weights=fields.array("weights", as_path),
-        source=fields.optional("source", _read_source),
+        source=fields.optional("source", lambda item, at: _read_source(item, at, modules)),
         lowerings=_read_lowerings(lowerings, fields.place("lowerings"), modules),
         files=_read_files(fields.take("files"), fields.place("files")),
     )
@@ -177,12 +182,16 @@ def _read_producer(value: Any, where: str) -> Producer:
     return found
 
 
-def _read_source(value: Any, where: str) -> Source:
+def _read_source(value: Any, where: str, modules: Mapping[str, Module]) -> Source:
     fields = Fields(value, where)
     found = Source(
-        path=as_path(fields.take("path"), fields.place("path")), torch_version=fields.string("torch_version")
+        path=as_path(fields.take("path"), fields.place("path")),
+        torch_version=fields.string("torch_version"),
+        tensors=fields.table("tensors", read_keys, NAME, 1),
     )
     fields.close()
+    if wrong := sorted(set(modules) ^ set(found.tensors)):
+        raise BundleError(f"{where}.tensors: not in both places: {', '.join(wrong)}; modules: {', '.join(modules)}")
     return found
 
 

@@ -209,18 +209,20 @@ def _read_aoti(fields: Fields, modules: Mapping[str, Module]) -> AotiLowering:
 
 def _read_aoti_module(value: Any, where: str) -> AotiModule:
     fields = Fields(value, where)
-    constants = as_object(fields.take("constants"), fields.place("constants"))
     found = AotiModule(
         library=as_path(fields.take("library"), fields.place("library")),
-        constants={
-            as_string(name, fields.place("constants"), longest=LONGEST_KEY): _as_key(
-                key, fields.place(f"constants.{name}")
-            )
-            for name, key in constants.items()
-        },
+        constants=read_keys(fields.take("constants"), fields.place("constants")),
     )
     fields.close()
     return found
+
+
+def read_keys(value: Any, where: str) -> dict[str, str]:
+    """An object from the name that something has elsewhere to its key in the checkpoint."""
+    return {
+        as_string(name, f"a key of {where}", longest=LONGEST_KEY): _as_key(key, f"{where}.{name}")
+        for name, key in as_object(value, where).items()
+    }
 
 
 def _as_key(value: Any, where: str) -> str:
