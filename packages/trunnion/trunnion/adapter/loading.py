@@ -66,6 +66,7 @@ def load(
             f"adapter: no port of {type(module).__name__}; the module of transformers {transformers.__version__} runs "
             f"on this repository's attention, and its self-test is off by {error:.1e} of the logits",
             *experts.notes(module),
+            *model.rope_notes,
         ),
     )
 

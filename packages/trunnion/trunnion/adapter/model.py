@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from trunnion.adapter import attention, experts
+from trunnion.adapter import attention, experts, ropes
 from trunnion.adapter.attention import HANDLER, ModuleCalls, make_layer
 from trunnion.adapter.flat_cache import FlatCache
 from trunnion.adapter.loading import load
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 CACHE_ARGUMENTS = ("cache", "past_key_values")
 WITHOUT_LIMIT = 2048
 """Longest request where a configuration names no length."""
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Ropes whose frequencies transformers chooses by the longest position of a step, which is another request's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +41,14 @@ class AdaptedConfig:
     hidden_size: int
     num_hidden_layers: int
     max_position_embeddings: int
+    rope_reach: int | None
     tie_word_embeddings: bool
     published: Mapping[str, Any]
 
     @property
     def max_model_len(self) -> int:
-        """Longest request the positions reach, in tokens."""
-        return self.max_position_embeddings
+        """Longest request the positions reach, in tokens: ropes may go beyond `max_position_embeddings`."""
+        return max(self.max_position_embeddings, self.rope_reach or 0)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> AdaptedConfig:
@@ -64,6 +63,7 @@ class AdaptedConfig:
             hidden_size=text.hidden_size,
             num_hidden_layers=getattr(text, "num_hidden_layers", 0),
             max_position_embeddings=longest if isinstance(longest, int) and longest > 0 else WITHOUT_LIMIT,
+            rope_reach=ropes.reach(text),
             tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
             published=dict(config),
         )
@@ -125,7 +125,8 @@ class AdaptedCausalLM(nn.Module):
             raise UnsupportedError(f"it runs on one rank, not on {ctx.parallel.size}")
         if ctx.quantization is not None:
             raise UnsupportedError("it takes unquantised checkpoints")
-        _check_ropes(hf_config)
+        self._longest = ctx.max_model_len or self.config.max_model_len
+        self._dtype = ctx.dtype
         self.module: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=ctx.dtype)
         self._prepare()
         self.calls = attention_calls(self.module, self.forward)
@@ -158,6 +159,7 @@ class AdaptedCausalLM(nn.Module):
 
     def _prepare(self) -> None:
         self._choose(attention.NAME, experts.NAME)
+        self.rope_notes = ropes.hold(self.module, self._longest, self._dtype)
         path, decoder = _decoder(self.module)
         # The warning reads tokens, which waits for the device.
         decoder.__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
@@ -257,14 +259,3 @@ def _with_submodule(module: nn.Module, path: list[str], other: nn.Module) -> Any
     made = copy.copy(module)
     made._modules = {**module._modules, path[0]: _with_submodule(module._modules[path[0]], path[1:], other)}  # type: ignore[arg-type]
     return made
-
-
-def _check_ropes(config: PretrainedConfig) -> None:
-    ropes = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    entries = [ropes, *(entry for entry in ropes.values() if isinstance(entry, Mapping))]
-    for entry in entries:
-        if entry.get("rope_type") in LENGTH_DEPENDENT:
-            raise UnsupportedError(
-                f"rope type {entry['rope_type']!r}: transformers chooses its frequencies by the longest request of a "
-                "step, for all of them"
-            )
