@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.tensors import BATCH, BYTES, Tensor
@@ -43,7 +43,7 @@ def write(path: Path, groups: Mapping[str, Mapping[str, Array]]) -> None:
             else:
                 tensors[key] = np.ascontiguousarray(array)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+    path.write_bytes(save(tensors))
 
 
 def read(path: Path, group: str, tensors: Iterable[Tensor]) -> Values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from trunnion_bundle.errors import BundleError
 from trunnion_bundle.operators import Compute, prepare
 from trunnion_bundle.requests import NUMPY, Array, Values
 from trunnion_bundle.signatures import Module, Signature
-from trunnion_bundle.steps import MODULE, Step
+from trunnion_bundle.steps import MODULE
 from trunnion_bundle.tensors import Tensor, TensorType
 
 
@@ -76,30 +76,48 @@ class Runner:
         answers = [self._run_part(name, contract, part, size) for part in parts]
         return _joined(answers, contract.outputs)
 
-    def _run_part(self, name: str, contract: Signature, values: Values, size: int | None) -> Values:
-        rows = rows_of(values, contract.inputs)
-        for step, compute in zip(contract.steps, self._computes[name], strict=True):
-            if compute is None:
-                self._call(step, values, rows, size or _allowed(contract, rows))
-            else:
-                found = compute([values[name] for name in step.inputs])
-                values |= dict(zip(step.outputs, found, strict=False))
-        return {tensor.name: values[tensor.name] for tensor in contract.outputs}
+    def _run_part(self, name: str, contract: Signature, part: Values, size: int | None) -> Values:
+        rows = rows_of(part, contract.inputs)
+        whole = _allowed(contract, rows) if size is None else size
 
-    def _call(self, step: Step, values: Values, rows: int | None, size: int | None) -> None:
-        name = step.parameters["module"]
+        def call(inputs: Sequence[Array]) -> Sequence[Array]:
+            return self._call(contract.module, inputs, rows, whole)
+
+        return run_steps(contract, self._computes[name], part, call)
+
+    def _call(self, name: str, inputs: Sequence[Array], rows: int | None, size: int | None) -> list[Array]:
         module = self.bundle.modules[name]
-        inputs = [values[value] for value in step.inputs]
         _check_sizes(inputs, module)
         if rows is not None and size is not None:
             inputs = [padded(array, tensor, size) for array, tensor in zip(inputs, module.inputs, strict=True)]
         found = self._engine.run(name, inputs)
-        for value, array, tensor in zip(step.outputs, found, module.outputs, strict=True):
+        for array, tensor in zip(found, module.outputs, strict=True):
             if array.dtype != NUMPY[tensor.dtype] or array.ndim != len(tensor.dims):
                 raise BundleError(f"module {name!r} gave {array.dtype} {array.shape} for {tensor.name}, which is "
                                   f"{tensor.dtype} {list(tensor.dims)}")  # fmt: skip
-            axis = tensor.batch_axis
-            values[value] = array if axis is None else array.take(range(rows or 0), axis)
+        if rows is None:
+            return list(found)
+        return [array.take(range(rows), axis_of(tensor)) for array, tensor in zip(found, module.outputs, strict=True)]
+
+
+def run_steps(
+    signature: Signature,
+    computes: Sequence[Compute | None],
+    values: Values,
+    call: Callable[[Sequence[Array]], Sequence[Array]],
+) -> Values:
+    """The outputs of a signature whose checked inputs are `values`.
+
+    Args:
+        computes: the operators of its steps; None where `call` computes the module.
+    """
+    values = dict(values)
+    for step, compute in zip(signature.steps, computes, strict=True):
+        inputs = [values[name] for name in step.inputs]
+        found = call(inputs) if compute is None else compute(inputs)
+        # An operator may have outputs that the step does not name.
+        values |= dict(zip(step.outputs, found, strict=False))
+    return {tensor.name: values[tensor.name] for tensor in signature.outputs}
 
 
 def _check_sizes(inputs: Sequence[Array], module: Module) -> None:
