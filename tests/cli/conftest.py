@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from trunnion.cli.host import Event, Finished, HostOptions, Sampling
 from trunnion.cli.main import run
+from trunnion.ops.registry import OPERATORS
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 BOS, EOS, EOS2 = 0, 1, 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_stay_in_their_file() -> Iterator[None]:
+    """Hardware that one file of tests initialises runs none of the next one's operators."""
+    with OPERATORS.borrowed():
+        yield
 
 
 @pytest.fixture

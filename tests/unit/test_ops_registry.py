@@ -100,3 +100,19 @@ def test_dense_operators_are_defined() -> None:
 
     dense = {"rms_norm", "fused_add_rms_norm", "rotary_embedding", "silu_and_mul", "gelu_tanh_and_mul"}
     assert dense <= set(OPERATORS.names())
+
+
+def test_kernels_that_were_borrowed_go_and_those_before_stay(operators: OperatorRegistry) -> None:
+    operators.register("toy", "CPU", "double", lambda x: x * 3)
+    with operators.borrowed():
+        operators.register("other", "Meta", "negate", lambda x: x)
+        assert operators.registered("Meta") == ("negate",)
+    assert (operators.registered("CPU"), operators.registered("Meta"), operators.owner("Meta")) == (
+        ("double",),
+        (),
+        None,
+    )
+    with pytest.raises(RuntimeError, match="on purpose"), operators.borrowed():
+        operators.register("other", "Meta", "negate", lambda x: x)
+        raise RuntimeError("on purpose")
+    assert operators.registered("Meta") == ()

@@ -20,7 +20,7 @@ MODEL_HELP = "Folder with config.json and *.safetensors, a .gguf file, or 'smoll
 GENERATE_EPILOG = 'Example: trunnion generate --model smollm2 "Why is the sky blue?"'
 EMBED_EPILOG = 'Example: trunnion embed --model Qwen3-Embedding-0.6B --prompt-name query "Why is the sky blue?"'
 RERANK_EPILOG = 'Example: trunnion rerank --model bge-reranker-v2-m3 "Why is the sky blue?" "Rayleigh." "Paint."'
-COMPARE_EPILOG = "Example: trunnion compare Qwen3-0.6B --dtype float32 --html depth.html"
+COMPARE_EPILOG = "Example: trunnion compare Qwen3-0.6B --against adapter --html depth.html"
 CHECK_EPILOG = "Example: trunnion check Qwen3-0.6B --max-num-seqs 16 --max-model-len 32768"
 PORT_EPILOG = "Example: trunnion port new frob --from Frob-7B, then trunnion check Frob-7B --port frob"
 CHAT_EPILOG = "Example: trunnion chat --model smollm2"
@@ -362,10 +362,25 @@ def _add_rerank(app: typer.Typer, open_host: OpenHost) -> None:
 def _add_reports(app: typer.Typer) -> None:
     @app.command(epilog=COMPARE_EPILOG)
     def compare(
-        model: Annotated[str, typer.Argument(metavar="DIR", help="Folder with config.json and *.safetensors.")],
-        prompt: Annotated[str | None, typer.Option("--prompt", help="A text. [random tokens]")] = None,
+        model: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with config.json and *.safetensors.")],
+        way: Annotated[
+            str | None,
+            typer.Option(
+                "--way",
+                help="What is looked at: port, adapter, hf. [what would run it: the port, or else the adapter]",
+                show_default=False,
+            ),
+        ] = None,
+        against: Annotated[
+            str,
+            typer.Option("--against", help="What it is held against, in plain torch on the host: port, adapter, hf."),
+        ] = "hf",
+        prompt: Annotated[
+            list[str] | None,
+            typer.Option("--prompt", help="A text; may be given several times. [random tokens]", show_default=False),
+        ] = None,
         hardware: HardwareName = "cpu",
-        dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16.")] = "float32",
+        dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16.")] = "float32",
         port: Port = None,
         as_json: Json = False,
         html: Annotated[
@@ -373,16 +388,23 @@ def _add_reports(app: typer.Typer) -> None:
         ] = None,
         save: Annotated[
             Path | None,
-            typer.Option("--save", metavar="FILE", help="Write both outputs of the first module that differs."),
+            typer.Option(
+                "--save",
+                metavar="FILE",
+                help="Write what the first module that differs made on both sides (safetensors).",
+            ),
         ] = None,
         debug: Debug = False,
     ) -> int:
         """Run a checkpoint here and in transformers, and name the first module that differs; exit code 1 if any."""
-        from trunnion.cli.compare import compare_models
+        from trunnion.cli.compare import CompareOptions, compare_models
 
         return compare_models(
-            model, prompt=prompt, hardware=hardware, dtype=dtype, port=port, as_json=as_json, html=html, save=save
-        )
+            CompareOptions(
+                model=model.expanduser(), way=way, against=against, prompts=prompt or (), hardware=hardware,
+                dtype=dtype, port=port, as_json=as_json, html=html, save=save,
+            )
+        )  # fmt: skip
 
     @app.command(epilog=CHECK_EPILOG)
     def check(

@@ -21,7 +21,7 @@ class Row:
     largest: float
     """Largest difference of a value."""
     relative: float
-    """Root mean square of the difference over that of transformers' output."""
+    """Root mean square of the difference over that of the other side's output."""
     cosine: float
     given: float
     """`relative` of what went in; NaN where that cannot be told."""
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All modules in the order in which transformers' ended."""
+    """All modules in the order in which the other side's ended."""
 
     rows: tuple[Row, ...]
     tolerance: float
@@ -38,6 +38,14 @@ class Comparison:
     def logits(self) -> Row:
         """The last row."""
         return self.rows[-1]
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        first = self.first_different
+        if first is None:
+            return f"no difference: logits are off by {self.logits.relative:.1e}, allowed {self.tolerance:.0e}"
+        return f"first difference: {first.module}, off by {first.relative:.1e}, allowed {self.tolerance:.0e}"
 
     @property
     def first_different(self) -> Row | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm  # type: ignore[import-untyped]
 
-LAYER = re.compile(r"^.*?(layers|h|blocks)\.(?=\d+(\.|$))")
+BEFORE_LAYERS = re.compile(r"^.*?(layers|h|blocks)\.(?=\d+(\.|$))")
+LAYER = re.compile(r"layers\.\d+")
 
 
 @dataclass(frozen=True)
@@ -19,36 +21,63 @@ class Call:
     """One module's first call, as float32 on the host, [T, features]."""
 
     given: torch.Tensor | None
-    """The first rows of features among its arguments; None where there are none (token ids)."""
+    """The first rows of features among its arguments, and on them a residual that it is given too; None where there are
+    none (token ids)."""
     made: torch.Tensor
 
 
 def shared_name(name: str) -> str:
     """Without what stands before the layers, or the module's own name: prefixes differ between implementations."""
-    inside = LAYER.sub("layers.", name)
+    inside = BEFORE_LAYERS.sub("layers.", name)
     return inside if inside != name or name.startswith("layers.") else name.rpartition(".")[2]
 
 
 @contextmanager
-def recording(model: nn.Module) -> Iterator[dict[str, Call]]:
-    """What each module's forward was given and returned while the context is open, in the order in which they ended."""
+def recording(model: nn.Module, title: str) -> Iterator[dict[str, Call]]:
+    """What each module's forward was given and returned while the context is open, in the order in which they ended.
+
+    On a terminal a bar called `title` counts the layers.
+    """
     calls: dict[str, Call] = {}
-    handles = []
-    for name, module in model.named_modules():
-        if not name:
-            continue
+    modules = {name: module for name, module in model.named_modules() if name}
+    num_layers = sum(LAYER.fullmatch(shared_name(name)) is not None for name in modules)
+    bar = tqdm(total=num_layers, desc=title, unit="layer", leave=False, disable=None)
 
-        def keep(module: nn.Module, args: Any, kwargs: Any, out: Any, name: str = shared_name(name)) -> None:
+    def hook(name: str) -> Any:
+        def keep(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             made = _made(module, out)
-            if made is not None and name not in calls:
-                calls[name] = Call(_first_rows([*args, *kwargs.values()]), made)
+            if made is None or name in calls:
+                return
+            calls[name] = Call(_given([*args, *kwargs.values()]), made)
+            bar.update(LAYER.fullmatch(name) is not None)
 
-        handles.append(module.register_forward_hook(keep, with_kwargs=True))
+        return keep
+
+    handles = [
+        module.register_forward_hook(hook(shared_name(name)), with_kwargs=True) for name, module in modules.items()
+    ]
     try:
         yield calls
     finally:
+        bar.close()
         for handle in handles:
             handle.remove()
+
+
+def joined(parts: Sequence[Mapping[str, Call]]) -> dict[str, Call]:
+    """Recordings of one model's forwards as of one, rows after rows; modules that some of them lack are left out."""
+    return {
+        name: Call(_cat([part[name].given for part in parts]), made)
+        for name in parts[0]
+        if all(name in part for part in parts) and (made := _cat([part[name].made for part in parts])) is not None
+    }
+
+
+def _cat(rows: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """None where a part has no rows, or they are of another width."""
+    found = [each for each in rows if each is not None]
+    alike = len(found) == len(rows) and len({each.shape[1:] for each in found}) == 1
+    return torch.cat(found) if alike else None
 
 
 def _made(module: nn.Module, out: Any) -> torch.Tensor | None:
@@ -63,9 +92,15 @@ def _made(module: nn.Module, out: Any) -> torch.Tensor | None:
     return _rows(out) if out.is_floating_point() else None
 
 
-def _first_rows(arguments: list[Any]) -> torch.Tensor | None:
-    found = (each for each in arguments if isinstance(each, torch.Tensor) and each.is_floating_point())
-    return next((_rows(each) for each in found if each.dim() > 1), None)
+def _given(arguments: list[Any]) -> torch.Tensor | None:
+    """The first rows of features; with a second one of that shape, a residual, their sum."""
+    found = [
+        each for each in arguments if isinstance(each, torch.Tensor) and each.is_floating_point() and each.dim() > 1
+    ]
+    if not found:
+        return None
+    has_residual = len(found) == 2 and found[0].shape == found[1].shape
+    return _rows(found[0].float() + found[1].float() if has_residual else found[0])
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

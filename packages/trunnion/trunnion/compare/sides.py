@@ -1,54 +1,109 @@
-"""The two sides of a comparison: one prompt, whole, through this repository's model and through transformers'."""
+"""The sides of a comparison: a port or the adapter on a hardware's groups, or transformers' module as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
-from trunnion.compare.recording import Call, recording
-from trunnion.config import ExecutorConfig
-from trunnion.errors import UnsupportedError
-from trunnion.interfaces.model import CausalLM
+from trunnion import registry
+from trunnion.adapter import adapter_class
+from trunnion.compare.published import load_published
+from trunnion.compare.recording import Call, joined, recording
+from trunnion.config import DTYPES, ExecutorConfig
+from trunnion.errors import UnknownArchitectureError, UnsupportedError
+from trunnion.families import naming_the_line
+from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.model import CausalLM, Model
 from trunnion.runner.bare_steps import BareSteps, Part
-from trunnion.runner.load_model import LoadedModel, load_model
+from trunnion.runner.load_model import load_model
+from trunnion.weights.checkpoint import open_checkpoint
+
+PORT, ADAPTER, HF = "port", "adapter", "hf"
+SIDES = (PORT, ADAPTER, HF)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What one side did."""
+
+    title: str
+    """What ran, and where."""
+    calls: Mapping[str, Call]
+    """By module, and `logits`."""
+    notes: Sequence[str] = ()
+    """The account of its weights."""
 
 
 @torch.inference_mode()
-def record_here(config: ExecutorConfig, token_ids: Sequence[int]) -> tuple[LoadedModel, dict[str, Call]]:
-    """Load what `config` names, and run the tokens eagerly on its hardware's groups.
+def record(
+    side: str | None, config: ExecutorConfig, hardware: Hardware, requests: Sequence[Sequence[int]]
+) -> Recording:
+    """Load the checkpoint that `config` names, and run the requests: all in one step, or in transformers one by one.
+
+    Args:
+        side: one of SIDES; None: what would run it, the port or else the adapter.
+        config: its dtype is no "auto".
+        hardware: what runs a port or the adapter; transformers runs on the host.
+        requests: of each its token ids.
 
     Raises:
-        UnsupportedError: it is no language model; and as `load_model`.
+        UnsupportedError: there is no such side of this checkpoint, or it is no language model.
+        ConfigError, WeightsError, PortError, ValueError: as loading does.
     """
-    loaded = load_model(config, None, None)
-    model = loaded.model
-    if not isinstance(model, CausalLM):
-        raise UnsupportedError(f"{type(model).__name__} is no language model: there are no logits to compare")
-    bare = BareSteps(
-        model, loaded.hardware, loaded.device, [token_ids], block_size=config.limits.block_size, breaks=loaded.breaks
-    )
-    with recording(model) as calls:
-        hidden, logits = bare.run([Part(0, 0, len(token_ids))])
+    if side == HF:
+        return _record_published(config, requests)
+    return _record_ours(side, config, hardware, requests)
+
+
+def _record_ours(
+    side: str | None, config: ExecutorConfig, hardware: Hardware, requests: Sequence[Sequence[int]]
+) -> Recording:
+    found, model_class, guard = _find(side, config)
+    with guard:
+        loaded = load_model(config, hardware, None, model_class)
+        model = loaded.model
+        if not isinstance(model, CausalLM):
+            raise UnsupportedError(f"{type(model).__name__} is no language model: there are no logits to compare")
+        bare = BareSteps(
+            model, hardware, loaded.device, requests, block_size=config.limits.block_size, breaks=loaded.breaks
+        )
+        with recording(model, found) as calls:
+            hidden, logits = bare.run([Part(index, 0, len(token_ids)) for index, token_ids in enumerate(requests)])
     calls["logits"] = Call(hidden.float().cpu(), logits.float().cpu())
-    return loaded, calls
+    notes = loaded.weight_report.lines()
+    name = f"{model_class.__module__}.{model_class.__name__}"
+    return Recording(title=f"{found} ({name}) on {hardware.name}", calls=calls, notes=notes)
 
 
-@torch.inference_mode()
-def record_there(loaded: LoadedModel, config: ExecutorConfig, token_ids: Sequence[int]) -> dict[str, Call]:
-    """Transformers' module of the same checkpoint in the same dtype, on the host, with its eager attention."""
-    from transformers import AutoModelForCausalLM
-
+def _find(side: str | None, config: ExecutorConfig) -> tuple[str, type[Model], AbstractContextManager[None]]:
+    """Which side it is, the class that runs it, and what to run the class's code in."""
+    checkpoint = open_checkpoint(config.model)
+    pools, is_file = checkpoint.pooling is not None, checkpoint.path.is_file()
+    if side == ADAPTER:
+        why = f"{config.model}: the adapter was asked for"
+        return ADAPTER, adapter_class(checkpoint.config, why, is_other=pools or is_file), nullcontext()
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            config.model, dtype=loaded.dtype, attn_implementation="eager", local_files_only=True
-        ).eval()
-        with recording(module) as calls:
-            logits = module(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0]
-    except Exception as error:
-        # The module is not ours: its words are the reason.
-        raise UnsupportedError(
-            f"transformers cannot run {config.model}: {' '.join(str(error).split())[:300]}"
-        ) from None
-    calls["logits"] = Call(None, logits.float())
-    return calls
+        family, model_class = registry.find_model(checkpoint.config, pooling=pools, port=config.port)
+    except UnknownArchitectureError as error:
+        if side == PORT:
+            raise
+        return ADAPTER, adapter_class(checkpoint.config, str(error), is_other=pools or is_file), nullcontext()
+    return PORT, model_class, nullcontext() if family.folder is None else naming_the_line(family.folder)
+
+
+def _record_published(config: ExecutorConfig, requests: Sequence[Sequence[int]]) -> Recording:
+    module, version = load_published(config.model, DTYPES[config.dtype])
+    parts = []
+    for token_ids in requests:
+        try:
+            with recording(module, HF) as calls:
+                logits = module(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0].float()
+        except Exception as error:
+            # The module is not ours: its words are the reason.
+            reason = " ".join(str(error).split())[:300]
+            raise UnsupportedError(f"transformers cannot run {config.model}: {reason}") from error
+        parts.append({**calls, "logits": Call(None, logits)})
+    return Recording(title=f"transformers {version} ({type(module).__name__}) on the host", calls=joined(parts))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +88,16 @@ class OperatorRegistry:
             for library in self._packages.pop(device_key, {}).values():
                 library._destroy()
             del self._owners[device_key]
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """On leaving, the packages that had no kernels on entering have none: what follows runs on the references."""
+        before = set(self._owners.values())
+        try:
+            yield
+        finally:
+            for package in set(self._owners.values()) - before:
+                self.unregister(package)
 
     def decline(self, op_name: str, reason: str, *args: Any, **kwargs: Any) -> Any:
         """Called by a kernel that cannot serve its arguments: count the reason, return what the reference computes."""

@@ -81,7 +81,7 @@ class BareSteps:
         host = BatchTensors(
             input_ids=torch.tensor([id for part in parts for id in self._requests[part.request][part.first : part.end]],
                                    **INTS),
-            positions=torch.cat([torch.arange(part.first, part.end, **INTS) for part in parts]),
+            positions=self._positions(parts),
             query_start_loc=_sums(lengths),
             seq_lens=torch.tensor([part.end for part in parts], **INTS),
             logits_indices=torch.arange(sum(lengths), **INTS),
@@ -95,6 +95,12 @@ class BareSteps:
             max_seq_len=max(part.end for part in parts),
         )
         return StepInputs(counts=counts, host=host, device=_on_device(host, self._device))
+
+    def _positions(self, parts: Sequence[Part]) -> torch.Tensor:
+        """Of text all axes agree."""
+        positions = torch.cat([torch.arange(part.first, part.end, **INTS) for part in parts])
+        axes = getattr(self._model, "num_position_axes", 1)
+        return positions if axes == 1 else positions[:, None].repeat(1, axes)
 
 
 def _scattered(requests: Sequence[Sequence[int]], block_size: int) -> list[list[int]]:

@@ -47,8 +47,15 @@ class LoadedModel:
     """Of a target: after how many of its layers lie the states that its draft reads; empty: it reads the last ones."""
 
 
-def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelExecutor | None) -> LoadedModel:
+def load_model(
+    config: ExecutorConfig,
+    hardware: Hardware | None,
+    target: ModelExecutor | None,
+    chosen: type[Model] | None = None,
+) -> LoadedModel:
     """Load the model that `config` names, or the draft for it if there is a target to share with.
+
+    `chosen` runs it in the place of the class that its architecture has.
 
     Raises:
         UnsupportedError, ConfigError, WeightsError, ValueError: one line that names what is wrong.
@@ -59,7 +66,7 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     hardware = registry.hardware(config.hardware) if hardware is None else hardware
     check_environment(hardware)
     check_block_size(config.limits.block_size, hardware)
-    checkpoint, model_class = _find(config, target is not None)
+    checkpoint, model_class = _find(config, target is not None, chosen)
     model_config = model_class.config_class.from_hf(checkpoint.config)
     weight_map = model_class.weight_map.for_config(model_config)
     check_reach(config.limits.max_model_len, model_config.max_model_len, "model" if target is None else "draft")
@@ -111,8 +118,10 @@ def load_model(config: ExecutorConfig, hardware: Hardware | None, target: ModelE
     )
 
 
-def _find(config: ExecutorConfig, is_draft: bool) -> tuple[Checkpoint, type[Model]]:
+def _find(config: ExecutorConfig, is_draft: bool, chosen: type[Model] | None) -> tuple[Checkpoint, type[Model]]:
     """What is loaded, and the class that runs it."""
+    if chosen is not None:
+        return open_checkpoint(config.model), chosen
     if is_draft and config.draft_model is not None:
         checkpoint = open_checkpoint(config.draft_model)
         return checkpoint, registry.own_draft_class(checkpoint.config, port=config.port)
