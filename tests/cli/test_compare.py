@@ -204,7 +204,6 @@ def _without_a_tensor(folder: Path) -> None:
         ("llama", ["--prompt", "sky"], r"tokenizer.json"),
         ("stablelm", ["--way", "port"], r"unknown architecture 'StableLmForCausalLM' .*; supported: "),
         ("stablelm", ["--against", "port"], r"unknown architecture 'StableLmForCausalLM' .*; supported: "),
-        ("mamba", ["--way", "adapter"], r"adapter: .*takes no position_ids"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
@@ -228,6 +227,16 @@ def test_a_mistake_of_the_user_is_one_line(
     assert (outcome.code, outcome.out) == (2, "")
     assert re.search(said, outcome.err.splitlines()[-1]), outcome.err
     assert outcome.err.splitlines()[-1].startswith("trunnion: ")
+
+
+def test_what_the_adapter_refuses_is_refused_with_its_reason(tmp_path: Path, cli: Cli) -> None:
+    folder = Path(save("llama", tmp_path / "llama"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}))
+    outcome = cli("compare", str(folder), "--way", "adapter")
+    said = f"{folder}: the adapter was asked for; adapter: llama: the checkpoint brings its own code"
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"trunnion: {said}")
 
 
 def test_weights_that_transformers_would_leave_at_random_are_refused(tmp_path: Path, cli: Cli) -> None:
