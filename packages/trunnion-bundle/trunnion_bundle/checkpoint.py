@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from trunnion_bundle import canonical
@@ -22,6 +23,15 @@ class Checkpoint:
     def __init__(self) -> None:
         self._tensors: dict[str, Array] = {}
         self._keys: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, files: Mapping[str, Path]) -> Checkpoint:
+        """What is written already: key -> file."""
+        found = cls()
+        for key, path in files.items():
+            with safe_open(path, "np") as file:
+                found._keys[content_of(file.get_tensor(key))] = key
+        return found
 
     @property
     def tensors(self) -> Mapping[str, Array]:

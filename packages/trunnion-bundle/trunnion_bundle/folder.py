@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ COMMITTED = "COMMITTED"
 UNLISTED = (BUNDLE, HISTORY, COMMITTED)
 """Files that `files` does not list."""
 TEMPORARY = tuple(f".{name}.tmp" for name in UNLISTED)
+LOWERINGS = "lowerings/"
 MOST_COMMITTED_BYTES = 4096
 
 
@@ -145,24 +147,43 @@ def commit_new(folder: Path, bundle: Bundle, note: str = "") -> Opened:
         raise BundleError(f"{folder}: is committed; a version is written once")
     for path in bundle.files:
         _flush(folder / path)
-    return _commit(folder, bundle, [], action="export", note=note)
+    return _commit(folder, bundle, [], action="export", note=note, additions={})
 
 
-def commit_edit(opened: Opened, bundle: Bundle, *, action: str, note: str = "") -> Opened:
-    """Replace the contract of a bundle: other policies, or more lowerings whose files are already there."""
-    return _commit(opened.folder, bundle, list(opened.entries), action=action, note=note)
+def commit_edit(
+    opened: Opened, bundle: Bundle, *, action: str, note: str = "", additions: Mapping[str, Path] | None = None
+) -> Opened:
+    """Replace the contract of a bundle: other policies, or more lowerings.
+
+    Args:
+        additions: path in the bundle -> file elsewhere that is copied there; `bundle.files` lists them.
+    """
+    return _commit(opened.folder, bundle, list(opened.entries), action=action, note=note, additions=additions or {})
 
 
-def _commit(folder: Path, bundle: Bundle, entries: list[history.Entry], *, action: str, note: str) -> Opened:
+def _commit(
+    folder: Path,
+    bundle: Bundle,
+    entries: list[history.Entry],
+    *,
+    action: str,
+    note: str,
+    additions: Mapping[str, Path],
+) -> Opened:
     data = bundle.encode()
     checked = decode(data, f"{folder}/{BUNDLE}")
-    check_files(folder, checked.files, survey(folder), hashes=False)
+    facts = {**survey(folder), **{path: source.stat().st_size for path, source in additions.items()}}
+    check_files(folder, checked.files, facts, hashes=False)
     entries = history.appended(
         entries, action=action, note=note, bundle_sha256=canonical.sha256(data), policy=checked.policy
     )
     chain = history.encode(entries)
     (folder / COMMITTED).unlink(missing_ok=True)
     _flush(folder)
+    for path, source in additions.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / path)
+        _flush(folder / path)
     _replace(folder, HISTORY, chain)
     _replace(folder, BUNDLE, data)
     _flush(folder)
@@ -177,7 +198,6 @@ def open_for_edit(folder: Path | str) -> Opened:
     folder = Path(folder)
     if (folder / COMMITTED).exists():
         return read(folder, hashes=False)
-    facts = survey(folder)
     data = _read_small(folder, BUNDLE)
     bundle = decode(data, f"{folder}/{BUNDLE}")
     entries = history.decode(_read_small(folder, HISTORY), f"{folder}/{HISTORY}")
@@ -185,8 +205,22 @@ def open_for_edit(folder: Path | str) -> Opened:
         entries.pop()
     if not entries:
         raise BundleError(f"{folder}/{HISTORY}: no entry is of this {BUNDLE}; restore the folder from its origin")
-    check_files(folder, bundle.files, facts, hashes=False)
+    check_files(folder, bundle.files, _without_leftovers(folder, bundle), hashes=False)
     return Opened(folder=folder, bundle=bundle, entries=tuple(entries))
+
+
+def _without_leftovers(folder: Path, bundle: Bundle) -> dict[str, int]:
+    """What lies in `folder` after lowerings that a `compile` had begun to add are removed."""
+    facts = survey(folder)
+    for path in sorted(set(facts) - set(bundle.files) - set(UNLISTED)):
+        if not path.startswith(LOWERINGS):
+            continue
+        del facts[path]
+        (folder / path).unlink()
+        for parent in list(Path(path).parents)[:-1]:
+            if not any((folder / parent).iterdir()):
+                (folder / parent).rmdir()
+    return facts
 
 
 def _replace(folder: Path, name: str, data: bytes) -> None:

@@ -17,6 +17,7 @@ from trunnion_bundle.engines.aoti import to_torch
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.requests import Array
 from trunnion_bundle.tensors import BATCH, Dim, Tensor
+from trunnion_bundle.torch_indices import require_ranges, try_ends
 
 _DTYPES = {
     torch.bool: "BOOL", torch.uint8: "UINT8", torch.uint16: "UINT16", torch.uint32: "UINT32", torch.uint64: "UINT64",
@@ -81,6 +82,9 @@ def export_torch(name: str, endpoint: Endpoint, inputs: Sequence[Tensor], exampl
         arguments = tuple(to_torch(array) for array in examples)
         dynamic = (shapes,) if isinstance(eager, _Method) else shapes
         program = torch.export.export(eager, arguments, dynamic_shapes=dynamic)
+    require_ranges(name, program, inputs)
+    if reason := try_ends(eager, arguments, inputs):
+        raise BundleError(f"{name}: {reason}")
     tensors = {key: tensor.detach() for key, tensor in [*program.state_dict.items(), *program.constants.items()]
                if isinstance(tensor, torch.Tensor)}  # fmt: skip
     outputs = _outputs(name, program, inputs, endpoint.outputs)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import trunnion_bundle
 from trunnion_bundle import Batching, Endpoint, IndexRange, Input, Tolerance
-from trunnion_bundle.folder import Opened
 
 NUM_DENSE = 13
 ROWS = tuple(200 + 37 * table for table in range(26))
@@ -77,8 +77,8 @@ def example(rows: int, seed: int = 1) -> dict[str, Tensor]:
     return {"dense": torch.randn(rows, NUM_DENSE, generator=random), "sparse": sparse}
 
 
-def write(target: Path, *, batching: Batching | None = None, platforms: Sequence[str] | None = None) -> Opened:
-    """Write the bundle to the empty or absent folder `target`."""
+def recipe(batching: Batching | None = None) -> dict[str, Any]:
+    """Arguments of `trunnion_bundle.save`."""
     values = example(8)
     endpoint = Endpoint(
         function=build(),
@@ -91,13 +91,13 @@ def write(target: Path, *, batching: Batching | None = None, platforms: Sequence
         tolerance=Tolerance(absolute=1e-5, relative=1e-4),
         description="Probability of a click.",
     )
-    return trunnion_bundle.save(target, {"score": endpoint}, name="dlrm", platforms=platforms)
+    return {"endpoints": {"score": endpoint}, "name": "dlrm"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="the folder to write")
-    write(parser.parse_args().folder)
+    trunnion_bundle.save(parser.parse_args().folder, **recipe())
 
 
 if __name__ == "__main__":
