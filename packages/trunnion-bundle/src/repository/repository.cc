@@ -1,0 +1,236 @@
+#include "repository/repository.h"
+
+#include <algorithm>
+
+#include "batcher/quiet_thread.h"
+
+namespace trunnion::bundle {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A version is a decimal number from 1 without leading zeros; 0 = it is none.
+int64_t version_of(const std::string& name) {
+  if (name.empty() || name.size() > 10 || name[0] == '0') return 0;
+  if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) return 0;
+  const int64_t version = std::stoll(name);
+  return version <= kMaxSize ? version : 0;
+}
+
+}  // namespace
+
+Repository::Repository(fs::path root, LoadOptions options, Log log)
+    : root_(fs::absolute(root).lexically_normal()), options_(std::move(options)), log_(std::move(log)) {
+  janitor_ = quiet_thread([this] { retire_all(); });
+}
+
+Repository::~Repository() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+    for (auto& [name, entry] : entries_) {
+      if (entry.model != nullptr) retired_.push_back(std::move(entry.model));
+    }
+    changed_.notify_all();
+  }
+  if (watcher_.joinable()) watcher_.join();
+  janitor_.join();
+}
+
+std::map<std::string, Repository::Versions> Repository::scan() const {
+  std::map<std::string, Versions> found;
+  std::error_code error;
+  if (is_committed(root_)) {
+    const fs::path folder = root_.filename().empty() ? root_.parent_path() : root_;
+    const int64_t version = version_of(folder.filename().string());
+    const std::string name = (version > 0 ? folder.parent_path() : folder).filename().string();
+    found[name][std::max<int64_t>(version, 1)] = folder;
+    return found;
+  }
+  for (const auto& model : fs::directory_iterator(root_, error)) {
+    if (!model.is_directory(error)) continue;
+    for (const auto& entry : fs::directory_iterator(model.path(), error)) {
+      const int64_t version = version_of(entry.path().filename().string());
+      if (version > 0 && is_committed(entry.path())) found[model.path().filename().string()][version] = entry.path();
+    }
+  }
+  return found;
+}
+
+void Repository::refresh() {
+  for (const auto& [name, versions] : scan()) refresh_model(name, versions, false);
+}
+
+void Repository::load(const std::string& name) {
+  const auto found = scan();
+  const auto versions = found.find(name);
+  if (versions == found.end()) throw BundleError("the repository has no committed version of " + name);
+  refresh_model(name, versions->second, true);
+  const int64_t newest = versions->second.rbegin()->first;
+  const std::lock_guard lock(mutex_);
+  const auto reason = entries_[name].failures.find(newest);
+  if (reason != entries_[name].failures.end()) throw BundleError(reason->second);
+}
+
+void Repository::refresh_model(const std::string& name, const Versions& versions, bool again) {
+  const std::lock_guard one_at_a_time(loading_);
+  for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
+    // Taken before it is read: what changes meanwhile is seen the next time.
+    const std::string mark = fingerprint(version->second);
+    {
+      const std::lock_guard lock(mutex_);
+      Entry& entry = entries_[name];
+      if (is_draining_ || (entry.is_unloaded && !again)) return;
+      const bool is_served = entry.model != nullptr;
+      const auto attempted = entry.attempted.find(version->first);
+      if (!again && attempted != entry.attempted.end() && attempted->second == mark) {
+        // The newest is what is served, or has failed before; then an older one may stand in if there is nothing else.
+        if (is_served) return;
+        continue;
+      }
+    }
+    if (try_load(name, version->first, version->second, mark)) return;
+    const std::lock_guard lock(mutex_);
+    if (entries_[name].model != nullptr) return;
+  }
+}
+
+bool Repository::try_load(const std::string& name, int64_t version, const fs::path& folder, const std::string& mark) {
+  std::shared_ptr<Model> model;
+  std::string reason;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    model = Model::load(name, version, folder, options_);
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::shared_ptr<Model> old;
+  {
+    const std::lock_guard lock(mutex_);
+    Entry& entry = entries_[name];
+    entry.attempted[version] = mark;
+    entry.failures.erase(version);
+    if (model == nullptr) {
+      entry.failures[version] = reason;
+      ++entry.failed_loads;
+    } else {
+      ++entry.loads;
+      entry.is_unloaded = false;
+      old = std::exchange(entry.model, model);
+    }
+  }
+  const std::string what = "model " + name + " version " + std::to_string(version);
+  if (model == nullptr) {
+    log_(what + " could not be loaded: " + reason);
+    return false;
+  }
+  log_(what + " is served on " + model->platform() + ", loaded in " + std::to_string(seconds) + " s");
+  if (old != nullptr) retire(std::move(old));
+  return true;
+}
+
+bool Repository::unload(const std::string& name) {
+  std::shared_ptr<Model> model;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(name);
+    if (found == entries_.end() || found->second.model == nullptr) return false;
+    model = std::move(found->second.model);
+    found->second.model = nullptr;
+    found->second.is_unloaded = true;
+  }
+  retire(std::move(model));
+  return true;
+}
+
+void Repository::retire(std::shared_ptr<Model> model) {
+  const std::lock_guard lock(mutex_);
+  retired_.push_back(std::move(model));
+  changed_.notify_all();
+}
+
+// Models that are served no more: their queues run empty, and the last reference is given up here, never by one of
+// their own threads.
+void Repository::retire_all() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return !retired_.empty() || is_closing_; });
+    if (retired_.empty()) return;
+    std::shared_ptr<Model> model = std::move(retired_.back());
+    retired_.pop_back();
+    lock.unlock();
+    while (!model->drain(std::chrono::seconds(1))) continue;
+    while (model.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    model.reset();
+    lock.lock();
+  }
+}
+
+void Repository::watch(std::chrono::milliseconds interval) {
+  watcher_ = quiet_thread([this, interval] {
+    std::unique_lock lock(mutex_);
+    while (!is_closing_ && !is_draining_) {
+      lock.unlock();
+      refresh();
+      lock.lock();
+      changed_.wait_for(lock, interval, [this] { return is_closing_ || is_draining_; });
+    }
+  });
+}
+
+std::shared_ptr<Model> Repository::find(const std::string& name, int64_t version) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(name);
+  if (found == entries_.end() || found->second.model == nullptr) return nullptr;
+  return version == 0 || found->second.model->version() == version ? found->second.model : nullptr;
+}
+
+std::vector<ModelState> Repository::index() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<ModelState> states;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.model != nullptr) states.push_back({name, entry.model->version(), true, ""});
+    for (const auto& [version, reason] : entry.failures) states.push_back({name, version, false, reason});
+    if (entry.is_unloaded) states.push_back({name, 0, false, "unloaded"});
+  }
+  return states;
+}
+
+bool Repository::is_ready() const {
+  const std::lock_guard lock(mutex_);
+  return !is_draining_ && std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) { return entry.second.model != nullptr; });
+}
+
+bool Repository::drain(std::chrono::milliseconds timeout) {
+  std::vector<std::shared_ptr<Model>> models;
+  {
+    const std::lock_guard lock(mutex_);
+    is_draining_ = true;
+    changed_.notify_all();
+    for (const auto& [name, entry] : entries_) {
+      if (entry.model != nullptr) models.push_back(entry.model);
+    }
+  }
+  bool is_idle = true;
+  for (const auto& model : models) is_idle = model->drain(timeout) && is_idle;
+  return is_idle;
+}
+
+std::string Repository::metrics() const {
+  std::vector<std::shared_ptr<Model>> models;
+  std::string text;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [name, entry] : entries_) {
+      const std::string labels = "{model=\"" + name + "\",result=";
+      text += "bundle_loads_total" + labels + "\"ok\"} " + std::to_string(entry.loads) + "\n";
+      text += "bundle_loads_total" + labels + "\"failed\"} " + std::to_string(entry.failed_loads) + "\n";
+      if (entry.model != nullptr) models.push_back(entry.model);
+    }
+  }
+  for (const auto& model : models) text += model->metrics();
+  return text;
+}
+
+}  // namespace trunnion::bundle

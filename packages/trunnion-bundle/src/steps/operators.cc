@@ -1,0 +1,34 @@
+#include "steps/operators.h"
+
+#include <set>
+
+namespace trunnion::bundle {
+namespace {
+
+const std::set<std::string> kElementwise = {"cast", "clip", "hash_mod", "normalize", "mask", "sigmoid", "pad"};
+const std::set<std::string> kReductions = {"pool", "l2_normalize", "softmax", "top_k"};
+
+}  // namespace
+
+int read_axis(const JsonNode& parameters, const ValueType& input) {
+  const JsonNode axis = parameters.at("axis");
+  const int found = static_cast<int>(axis.integer(0, input.num_dims - 1));
+  if (found == input.batch_axis) axis.fail("another axis than the batch's");
+  return found;
+}
+
+Operator make_operator(const StepSpec& step, std::span<const ValueType> inputs, const std::string& place) {
+  const JsonNode parameters(step.parameters, place + ".parameters");
+  const bool takes_mask = step.op == "pool" && inputs.size() == 2;
+  if (inputs.size() != 1 && !takes_mask) {
+    throw BundleError(place + ": " + step.op + " has " + std::to_string(inputs.size()) + " inputs, expected 1");
+  }
+  if (inputs[0].dtype == Dtype::kBytes && step.op != "hash_mod") {
+    throw BundleError(place + ": " + step.op + " takes no BYTES");
+  }
+  if (kElementwise.contains(step.op)) return make_elementwise(step, inputs, parameters);
+  if (kReductions.contains(step.op)) return make_reduction(step, inputs, parameters);
+  throw BundleError(place + ": this server does not have the operator " + step.op);
+}
+
+}  // namespace trunnion::bundle
