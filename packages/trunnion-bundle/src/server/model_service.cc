@@ -79,7 +79,13 @@ ModelService::Pending ModelService::infer(const Call& call, std::span<const Wire
       };
       if (target.signature->submit(request, inputs, call.options)) return {target.model, target.signature, request};
     } catch (const InvalidRequest& error) {
-      request->answer({Code::kInvalid, error.what()});
+      // Nothing has been queued, so nobody else answers.
+      target.signature->counters().add_answer(Code::kInvalid, 0);
+      reply({.answer = {Code::kInvalid, error.what()}});
+      return {};
+    } catch (const std::exception& error) {
+      target.signature->counters().add_answer(Code::kFault, 0);
+      reply({.answer = {Code::kFault, error.what()}});
       return {};
     }
   }
