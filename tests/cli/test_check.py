@@ -21,7 +21,7 @@ from trunnion import registry
 from trunnion.checkup.checkup import CheckOptions, check_checkpoint
 from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
-from trunnion.errors import TrunnionError
+from trunnion.errors import TrunnionError, UnsupportedError
 from trunnion.runner.model_executor import ModelExecutor
 
 logging.disable_progress_bar()
@@ -220,7 +220,10 @@ def full_size_headers(config: Mapping[str, Any], folder: Path) -> None:
 PUBLISHED = Path(__file__).resolve().parents[2] / "models" / "tests" / "configs" / "published"
 
 
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma2-9b", "wizardlm-2-8x22b-mixtral"])
+FULL_SIZE = ["llama-3.2-1b", "gemma2-9b", "wizardlm-2-8x22b-mixtral", "qwen3-30b-a3b", "smollm3-3b", "olmo3.1-32b"]
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
 def test_a_checkpoint_of_full_size_is_accounted_for_in_seconds(name: str, tmp_path: Path, cli: Cli) -> None:
     full_size_headers(json.loads((PUBLISHED / f"{name}.json").read_text()), tmp_path / name)
     begin = time.process_time()
@@ -229,6 +232,88 @@ def test_a_checkpoint_of_full_size_is_accounted_for_in_seconds(name: str, tmp_pa
     report = json.loads(outcome.out)
     assert (outcome.code, report["refusals"]) == (0, [])
     assert report["tensors"]["problems"] == {}
+
+
+def test_an_adapted_checkpoint_of_full_size_is_accounted_for_in_seconds(tmp_path: Path, cli: Cli) -> None:
+    """By transformers, on the meta device; experts are stored one by one, and stacked when they are loaded."""
+    config = {**AutoConfig.for_model("olmoe").to_dict(), "architectures": ["OlmoeForCausalLM"]}
+    full_size_headers(config, tmp_path / "olmoe")
+    begin = time.process_time()
+    outcome = cli("check", str(tmp_path / "olmoe"), "--json")
+    assert time.process_time() - begin < SECONDS
+    report = json.loads(outcome.out)
+    assert (outcome.code, report["way"], report["refusals"]) == (0, "adapter", [])
+    assert report["tensors"]["used"] > 100 and report["tensors"]["problems"] == {}
+    assert "by a self-test" in report["notes"][-1]
+
+
+def _drop(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "name"),
+    [
+        (_drop, "missing", "model.layers.1.self_attn.k_proj.weight"),
+        (_add_a_tensor, "unexpected", "model.layers.0.adapter.weight"),
+    ],
+    ids=["missing", "unexpected"],
+)
+def test_what_an_adapted_checkpoint_lacks_is_said_as_its_load_says_it(
+    do: Callable[[Path], Any], kind: str, name: str, tmp_path: Path
+) -> None:
+    folder = save_adapted("stablelm", tmp_path)
+    assert check_checkpoint(folder, options()).refusals == []
+    do(folder)
+    report = check_checkpoint(folder, options())
+    assert report.tensors is not None and report.tensors.problems == {kind: [name]}
+    with pytest.raises(TrunnionError) as caught:
+        create(folder)
+    assert report.refusals == [str(caught.value)]
+
+
+def test_a_tensor_of_another_shape_keeps_an_adapted_checkpoint_from_running(tmp_path: Path) -> None:
+    folder = save_adapted("stablelm", tmp_path)
+    _reshape_a_tensor(folder)
+    report = check_checkpoint(folder, options())
+    assert report.refusals == [f"{folder}: 1 tensors of a wrong shape: model.norm.weight"]
+
+
+def test_tensors_of_an_adapted_checkpoint_are_counted_as_its_load_counts_them(tmp_path: Path) -> None:
+    folder = save_adapted("gpt2", tmp_path)
+    change(folder, lambda tensors: tensors.update({"transformer.h.0.attn.bias": torch.zeros(1)}))
+    report, executor = check_checkpoint(folder, options()), create(folder)
+    assert report.tensors is not None and report.refusals == []
+    assert report.tensors.used == executor.weight_report.num_used
+    assert {reason: tuple(names) for reason, names in report.tensors.ignored.items()} == executor.weight_report.ignored
+    assert report.tensors.ignored
+
+
+def save_adapted(model_type: str, folder: Path) -> Path:
+    """A tiny model of a family that has no port."""
+    sizes = {"vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(model_type, **sizes, num_attention_heads=4, num_key_value_heads=2)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def test_a_draft_that_goes_by_a_decoders_name_is_checked_as_a_draft(tmp_path: Path, cli: Cli) -> None:
+    """The authors' own EAGLE-3 checkpoints are named LlamaForCausalLM."""
+    published = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 131,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+    }  # fmt: skip
+    draft = tmp_path / "config.json"
+    draft.write_text(json.dumps(published | {"draft_vocab_size": 61}))
+    report = json.loads(cli("check", str(draft), "--json").out)
+    assert (report["task"], report["family"]) == ("draft_model of its target", "eagle3")
+    assert report["refusals"] == []
+    with pytest.raises(UnsupportedError, match="this 'LlamaForCausalLM' is a draft with a checkpoint of its own"):
+        registry.model_class(published | {"draft_vocab_size": 61})
+    draft.write_text(json.dumps(published))
+    assert json.loads(cli("check", str(draft), "--json").out)["family"] == "llama"
 
 
 @pytest.mark.parametrize("there", [True, False])

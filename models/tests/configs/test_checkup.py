@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ BIASES_THAT_ARE_BUFFERS = {"deepseek-r1-fp8-block": 58 * 256, "glm4.5-moe": 89 *
 """Of routers, which are no parameters in transformers."""
 ADAPTABLE = ("lfm2-1.2b-unsupported",)
 """A decoder of transformers, which the adapter tries to run."""
+EXPECTED = tomllib.loads((Path(__file__).parent / "expected_checks.toml").read_text())
+BY_HAND = {
+    "llama-3.2-1b": 16 * 2 * 8 * 64 * 2,
+    "gemma2-9b": 42 * 2 * 8 * 256 * 4,
+    "deepseek-r1-fp8-block": 61 * (512 + 64) * 2,
+    "glm4.5-moe": 92 * 2 * 8 * 128 * 2,
+    "gpt-oss-20b": 24 * 2 * 8 * 64 * 2,
+}
+"""Bytes of a token in all caches, from what the models' cards say: layers, keys and values, heads, features of each,
+bytes of a number (Gemma 2 was published in float32); DeepSeek's latent attention keeps 512 and 64 that rotate."""
 LATENT = ("deepseek-r1-fp8-block", "deepseek-v2-tiny-2layer")
 
 
@@ -81,3 +92,42 @@ def test_a_family_that_is_not_there_is_refused(name: str) -> None:
         assert report.way == "adapter" and reason.startswith(f"no port of {REFUSED[name]}; adapter: ")
     else:
         assert report.way is None and reason.startswith(f"unknown architecture '{REFUSED[name]}'")
+
+
+def test_every_published_config_is_expected_to_do_something() -> None:
+    assert EXPECTED.keys() == PUBLISHED.keys()
+    assert BY_HAND.keys() <= EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_what_is_said_is_what_is_expected(name: str) -> None:
+    begin = time.process_time()
+    report = _check(name)
+    assert time.process_time() - begin < SECONDS
+    expected = dict(EXPECTED[name])
+    refused = expected.pop("refused", [])
+    assert len(report.refusals) == len(refused)
+    assert all(said.startswith(line) for said, line in zip(report.refusals, refused, strict=True)), report.refusals
+    found: dict[str, Any] = {"way": report.way or "refused"}
+    if report.family is not None:
+        found["family"] = report.family
+    if report.groups is not None and report.memory is not None:
+        groups = [
+            {
+                "kind": group.kind,
+                "layers": group.layers,
+                "window": group.window or 0,
+                "bytes_per_token": group.bytes_per_token,
+            }
+            for group in report.groups
+        ]
+        found |= {"parameters": report.parameters, "groups": groups, "weights": report.weight_bytes}
+        found |= {"caches": report.memory.caches, "memory": report.memory.total}
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_bytes_of_a_token_are_those_computed_by_hand(name: str) -> None:
+    report = _check(name)
+    assert report.groups is not None
+    assert sum(group.bytes_per_token for group in report.groups) == BY_HAND[name]

@@ -8,3 +8,6 @@ DRAFT_ARCHITECTURES = {
     "LlamaForCausalLM": "model:LlamaForCausalLMEagle3",
 }
 """As SGLang, vLLM and speculators call it; the authors' own checkpoints have the name of a whole decoder."""
+
+DRAFT_FIELD = "draft_vocab_size"
+"""What a configuration of theirs has, and none of a whole decoder."""

@@ -32,6 +32,8 @@ class ModelFamily:
     """Class name of a decoder -> `module:class` of the head that drafts for it, from the same checkpoint."""
     draft_architectures: Mapping[str, str] = field(default_factory=dict)
     """Class name in the `config.json` of a draft with its own checkpoint -> `module:class`; may be a decoder's name."""
+    draft_field: str | None = None
+    """What the `config.json` of such a draft has, where its class name is a decoder's, and the decoder's has not."""
     folder: Path | None = None
     """Where a family lies that is not installed (`trunnion.ports`)."""
 
@@ -60,7 +62,10 @@ class ModelFamily:
 def family_of(name: str, package: ModuleType, folder: Path | None = None) -> ModelFamily | None:
     """The family that an imported package declares; None if it declares none."""
     tables = {table: dict(getattr(package, table.upper(), {})) for table in FAMILY_TABLES}
-    return ModelFamily(name=name, package=package.__name__, folder=folder, **tables) if any(tables.values()) else None
+    if not any(tables.values()):
+        return None
+    field = getattr(package, "DRAFT_FIELD", None)
+    return ModelFamily(name=name, package=package.__name__, folder=folder, draft_field=field, **tables)
 
 
 @contextmanager

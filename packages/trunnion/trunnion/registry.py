@@ -5,7 +5,7 @@ top-level package `trunnion_<name>` on the import path with a `hardware.py`. Mod
 `trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
 (`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code, and
 `POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, `DRAFTS` if it has heads that draft for its
-architectures, and `DRAFT_ARCHITECTURES` if it runs drafts with checkpoints of their own. Every question about families
+architectures, and `DRAFT_ARCHITECTURES` (with `DRAFT_FIELD`) if it runs drafts with checkpoints of their own. Every question about families
 takes a `port`, the folder of a family that is not installed: it is asked as well, and nothing remembers it.
 """
 
@@ -154,7 +154,7 @@ def model_class(config: Mapping[str, Any], *, pooling: bool = False, port: Path 
 
     Raises:
         UnknownArchitectureError: no family has the architecture in this role; the text lists those that exist.
-        UnsupportedError: two families claim one.
+        UnsupportedError: two families claim one, or it is a draft that goes by a decoder's name.
         ConfigError: the config names no architecture.
         PortError: the port at `port` cannot be used.
     """
@@ -170,6 +170,10 @@ def find_model(
     for family in families:
         known = family.pooling_architectures if pooling else family.architectures
         if name in known:
+            if is_own_draft(config, port=port):
+                raise UnsupportedError(
+                    f"this {name!r} is a draft with a checkpoint of its own: name it as the draft of its target"
+                )
             return family, family.load(known[name])
     raise UnknownArchitectureError(_unknown_architecture(name, model_type, families, pooling=pooling))
 
@@ -201,6 +205,15 @@ def draft_class(config: Mapping[str, Any], *, port: Path | None = None) -> type[
     known = ", ".join(sorted({name for family in families for name in family.drafts})) or "none"
     raise UnsupportedError(
         f"there is no draft head for architecture {name!r}; supported: {known}, or name a draft_model"
+    )
+
+
+def is_own_draft(config: Mapping[str, Any], *, port: Path | None = None) -> bool:
+    """Whether a `config.json` is of a draft with a checkpoint of its own, even if it goes by a decoder's name."""
+    name, families = architecture(config), model_families(port)
+    is_decoder = any(name in family.architectures for family in families)
+    return any(
+        name in family.draft_architectures and (not is_decoder or family.draft_field in config) for family in families
     )
 
 

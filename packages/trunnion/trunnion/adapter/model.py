@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from trunnion.adapter import attention, experts, ropes
+from trunnion.adapter.account import account
 from trunnion.adapter.attention import HANDLER, ModuleCalls, make_layer
 from trunnion.adapter.flat_cache import FlatCache
 from trunnion.adapter.loading import load
@@ -25,8 +26,10 @@ from trunnion.layers.attention import Attention
 from trunnion.weights.name_map import WeightMap
 
 if TYPE_CHECKING:
+    from trunnion.interfaces.model import TensorAccount
     from trunnion.weights.checkpoint import Checkpoint
     from trunnion.weights.report import WeightReport
+    from trunnion.weights.source import TensorInfo
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")
 WITHOUT_LIMIT = 2048
@@ -136,6 +139,10 @@ class AdaptedCausalLM(nn.Module):
     def load(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, progress: bool) -> WeightReport:
         """See `LoadsItself`."""
         return load(self, checkpoint, dtype=dtype, device=device, progress=progress)
+
+    def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
+        """See `LoadsItself`."""
+        return account(self.module, infos, self._dtype)
 
     @contextmanager
     def as_published(self) -> Iterator[PreTrainedModel]:

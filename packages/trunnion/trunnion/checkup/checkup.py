@@ -30,13 +30,15 @@ from trunnion.weights.name_map import WeightMap
 from trunnion.weights.plan import LoadPlan, describe_problems, draw_up
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.quantization_of_layers import QuantizedLayers
+from trunnion.weights.report import first_names
 
 REFUSALS = (TrunnionError, ValueError, OSError)
 """What loading raises on purpose."""
 NO_WEIGHTS = "there are no weights here: tensors are not accounted for"
 BY_NAME = "tensors are accounted for by the names in the index alone"
 GUESSED = "which layers are quantised is guessed from config.json: the tensors would tell"
-BY_TRANSFORMERS = "transformers loads the tensors: they are not accounted for here"
+BY_TRANSFORMERS = "transformers loads the tensors: they are not accounted for by the names in an index alone"
+TESTED_LATER = "whether the adapter computes what transformers does shows when the weights are loaded, by a self-test"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,7 @@ class _Checkup:
         report.weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         self._tell_plans(model)
         if isinstance(model, LoadsItself):
-            report.notes.append(BY_TRANSFORMERS)
+            self._account_by_itself(model)
         elif source is not None:
             shared = draft.modules_to_share(model, self.weight_map, source.infos) if self._is_draft else ()
             plan = draw_up(model, source, self.weight_map, shared)
@@ -162,6 +164,20 @@ class _Checkup:
         self.report.tensors = _tensor_facts(plan)
         if plan.problems:
             self.report.refusals.append(describe_problems(plan, source, type(model).__name__))
+
+    def _account_by_itself(self, model: LoadsItself) -> None:
+        """In the words of its load."""
+        source = self.opened.source
+        if source is None:
+            self.report.notes += [BY_TRANSFORMERS] if self.opened.names else []
+            return
+        found = model.account(source.infos)
+        self.report.notes.append(TESTED_LATER)
+        self.report.tensors = TensorFacts(
+            used=found.used, ignored=found.ignored, tied=(), known=(), defaults=(), problems=found.problems
+        )
+        for kind, names in found.problems.items():
+            self.report.refusals.append(f"{self.report.path}: {len(names)} tensors {kind}: {first_names(names)}")
 
     def _tell_plans(self, model: nn.Module) -> None:
         hardware = self.hardware

@@ -66,12 +66,12 @@ def find_way(opened: Opened, port: Path | None) -> Found:
         UnsupportedError: nothing does; the line says what would be known.
         ConfigError, PortError: the configuration names no architecture, or the port cannot be used.
     """
+    if registry.is_own_draft(opened.config, port=port):
+        family, draft_class = registry.find_own_draft(opened.config, port=port)
+        return Found(way=Way.PORT, family=family, model_class=draft_class, task=Task.DRAFT)
     try:
         family, model_class = registry.find_model(opened.config, pooling=opened.pooling is not None, port=port)
     except UnknownArchitectureError as error:
-        draft = _own_draft(opened, port)
-        if draft is not None:
-            return draft
         adapted = adapter_class(opened.config, str(error), is_other=opened.pooling is not None)
         return Found(way=Way.ADAPTER, family=ADAPTER, model_class=adapted, task=Task.GENERATE)
     return Found(way=Way.PORT, family=family, model_class=model_class, task=_task(opened))
@@ -81,14 +81,6 @@ def find_head(opened: Opened, found: Found) -> Callable[[], type[Any]] | None:
     """What imports the head that drafts for the checkpoint's decoder; None if its family has none."""
     where = found.family.drafts.get(registry.architecture(opened.config))
     return None if where is None else lambda: found.family.load(where)
-
-
-def _own_draft(opened: Opened, port: Path | None) -> Found | None:
-    name = registry.architecture(opened.config)
-    if not any(name in family.draft_architectures for family in registry.model_families(port)):
-        return None
-    family, model_class = registry.find_own_draft(opened.config, port=port)
-    return Found(way=Way.PORT, family=family, model_class=model_class, task=Task.DRAFT)
 
 
 def _task(opened: Opened) -> Task:

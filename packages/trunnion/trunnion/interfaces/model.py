@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from trunnion.weights.checkpoint import Checkpoint
     from trunnion.weights.name_map import WeightMap
     from trunnion.weights.report import WeightReport
+    from trunnion.weights.source import TensorInfo
 
 
 class ModelConfig(Protocol):
@@ -143,6 +145,17 @@ class MultiModal(CausalLM, Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class TensorAccount:
+    """What becomes of the tensors of a checkpoint."""
+
+    used: int
+    ignored: Mapping[str, Sequence[str]]
+    """Reason -> tensors."""
+    problems: Mapping[str, Sequence[str]]
+    """"missing", "unexpected", "of a wrong shape", ... -> tensors; any of them keeps the checkpoint from loading."""
+
+
 @runtime_checkable
 class LoadsItself(Protocol):
     """A model whose weights another library loads."""
@@ -154,6 +167,10 @@ class LoadsItself(Protocol):
             WeightsError: the checkpoint and the model do not add up.
             UnsupportedError: what was loaded does not do what it should.
         """
+        ...
+
+    def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
+        """By their headers, as `load` would use them; the model lies on meta, and what it holds is not used after."""
         ...
 
 
