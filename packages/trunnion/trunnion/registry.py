@@ -5,8 +5,9 @@ top-level package `trunnion_<name>` on the import path with a `hardware.py`. Mod
 `trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
 (`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code, and
 `POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, `DRAFTS` if it has heads that draft for its
-architectures, and `DRAFT_ARCHITECTURES` (with `DRAFT_FIELD`) if it runs drafts with checkpoints of their own. Every question about families
-takes a `port`, the folder of a family that is not installed: it is asked as well, and nothing remembers it.
+architectures, and `DRAFT_ARCHITECTURES` (with `DRAFT_FIELD`) if it runs drafts with checkpoints of their own. Every
+question about families takes a `port`, the folder of a family that is not installed: it is asked as well, and nothing
+remembers it.
 """
 
 from __future__ import annotations
