@@ -180,4 +180,5 @@ def padded(array: Array, tensor: Tensor, size: int) -> Array:
     else:
         shape = (*array.shape[:axis], missing, *array.shape[axis + 1 :])
         filling = np.full(shape, pad.value if pad.rule == "value" else 0, array.dtype)
-    return np.concatenate([array, filling], axis)
+    # Of arrays in another order numpy makes one in that order.
+    return np.ascontiguousarray(np.concatenate([array, filling], axis))

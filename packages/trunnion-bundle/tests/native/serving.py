@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from trunnion_bundle import folder
 from trunnion_bundle.contract import Bundle, Producer
 from trunnion_bundle.examples import sim
