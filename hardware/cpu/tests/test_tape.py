@@ -9,6 +9,9 @@ import torch
 
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.break_points import BreakKind, BreakPoints
+from trunnion_cpu.hardware import CpuHardware
+from trunnion_cpu.kernels.native import direct
+from trunnion_cpu.native import Native, native
 from trunnion_cpu.tape import TapeRecorder
 
 
@@ -110,6 +113,29 @@ def test_calls_at_break_points_are_played_as_they_are() -> None:
     x.fill_(2)
     assert play().tolist() == [8, 8, 8]
     assert seen == [6, 9]
+
+
+def test_native_operators_are_played_without_the_kernel_before_them() -> None:
+    """What decides whether they take the arguments was decided while recording; what they do not take stays."""
+    CpuHardware().initialize(0)
+    if not isinstance(native(), Native):
+        pytest.skip("no native operators")
+    weight = torch.randn(8)
+
+    def functions(x: torch.Tensor, weight: torch.Tensor) -> list[str]:
+        recorder = TapeRecorder(direct=direct)
+        with torch.inference_mode(), recorder:
+            normed = torch.ops.trunnion.rms_norm(x, weight, 1e-6, False)
+            result = torch.ops.trunnion.silu_and_mul(normed)
+        torch.testing.assert_close(recorder.play(result)(), result)
+        return [str(call.function) for call in recorder.calls]
+
+    assert functions(torch.randn(2, 8), weight) == [
+        "trunnion_cpu.rms_norm.default",
+        "trunnion_cpu.silu_and_mul.default",
+    ]
+    declined = functions(torch.randn(2, 8).half(), weight.half())
+    assert declined == ["trunnion.rms_norm.default", "trunnion.silu_and_mul.default"]
 
 
 def test_registers_are_dropped_after_their_last_use() -> None:

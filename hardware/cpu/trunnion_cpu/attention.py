@@ -85,21 +85,30 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         self.plan_writes(step)
         starts = host.query_start_loc.tolist()
         ends = host.seq_lens.tolist()
-        drops = meta.kv_start.tolist()
         written = self._written_ends(meta, starts, ends)
         self._decodes = self._plan_decodes(
-            meta, counts.num_decodes, counts.decode_query_len, starts, ends, written, drops
+            meta, counts.num_decodes, counts.decode_query_len, starts, ends, written, meta.kv_start.tolist()
         )
-        self._prefills = [
+        self._reserve(max((batch.slots.shape[0] for batch in self._decodes), default=0))
+        self._prefills = self.plan_prefills(step)
+        self._live_tokens = starts[counts.num_reqs]
+
+    def plan_prefills(self, step: StepInputs) -> list[_Prefill]:
+        """What requests behind the decodes read, with room in the workspaces for it."""
+        host, counts = step.host, step.counts
+        meta = self.tensors(host)
+        assert meta.kv_start is not None
+        starts, ends, drops = host.query_start_loc.tolist(), host.seq_lens.tolist(), meta.kv_start.tolist()
+        written = self._written_ends(meta, starts, ends)
+        planned = [
             self._plan_prefill(
                 meta, request, starts[request], starts[request + 1], ends[request], written[request], drops[request]
             )
             for request in range(counts.num_decodes, counts.num_reqs)
             if starts[request + 1] > starts[request]
         ]
-        self._live_tokens = starts[counts.num_reqs]
-        gathers = [*(batch.slots for batch in self._decodes), *(p.slots for p in self._prefills if p.slots is not None)]
-        self._reserve(max((slots.shape[0] for slots in gathers), default=0))
+        self._reserve(max((prefill.slots.shape[0] for prefill in planned if prefill.slots is not None), default=0))
+        return planned
 
     def _reserve(self, rows: int) -> None:
         """Let the workspaces hold `rows` rows; they only grow."""
@@ -209,6 +218,20 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
         out[self._live_tokens :] = 0
         for batch in self._decodes:
             out[batch.rows] = self._decode(q[batch.rows], keys, values, batch, sinks)
+        self.run_prefills(q, k, v, keys, values, sinks, out)
+        return out
+
+    def run_prefills(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Write the rows of planned prefills to `out`; `keys` and `values` are the caches by token."""
         for prefill in self._prefills:
             rows = prefill.rows
             if prefill.slots is None:
@@ -216,7 +239,6 @@ class CpuAttentionGroup(ReferenceAttentionGroup):
             else:
                 own_k, own_v = self._gather(keys, values, prefill.slots)
             out[rows] = self._attend_causal(q[rows], own_k, own_v, prefill.mask, sinks)
-        return out
 
     def _decode(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: _Decodes, sinks: torch.Tensor | None

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from trunnion.contract import Limits
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
+from trunnion.interfaces.hardware import EnvironmentProblem
+from trunnion.interfaces.methods import LinearMethod
 from trunnion.interfaces.model import Model
+from trunnion.interfaces.quantization import Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion_cpu.attention import CpuAttentionGroup
 from trunnion_cpu.encoder import CpuEncoderGroup
-from trunnion_cpu.kernels import KERNELS
+from trunnion_cpu.kernels import kernels
+from trunnion_cpu.methods import CpuLinearMethod
+from trunnion_cpu.native import Native, native, native_state
+from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.runner import TapedRunner
 
 DISPATCH_KEY = "CPU"
@@ -32,11 +39,13 @@ class CpuHardware(ReferenceHardware):
             raise ValueError(f"device_index {device_index} does not exist on 'cpu'; choices: 0")
         if registry.OPERATORS.owner(DISPATCH_KEY) != self.name:
             # Another package's key raises: running on its kernels, or on none, would go unnoticed.
-            for name, kernel in KERNELS.items():
+            for name, kernel in kernels().items():
                 registry.register(self.name, DISPATCH_KEY, name, kernel)
         return torch.device("cpu")
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
+        if isinstance(spec, AttentionSpec) and isinstance(native(), Native) and why_not_native(spec) is None:
+            return NativeAttentionGroup, None
         if isinstance(spec, AttentionSpec) and spec.cache_dtype is None:
             return CpuAttentionGroup, None
         if isinstance(spec, EncoderSpec):
@@ -47,7 +56,26 @@ class CpuHardware(ReferenceHardware):
         return found, reason
 
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
-        return TapedRunner(model, groups, limits, breaks)
+        return TapedRunner(model, groups, limits, breaks, native())
+
+    def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
+        found = native()
+        if scheme is None and isinstance(found, Native):
+            return CpuLinearMethod(found)
+        return super().linear_method(scheme, prefix)
+
+    def check_environment(self) -> Sequence[EnvironmentProblem]:
+        try:
+            found = native()
+        except UnsupportedError as error:
+            return [EnvironmentProblem(what="native operators", found=str(error), needed="one of them", fatal=True)]
+        if isinstance(found, Native) or found.is_wanted:
+            return ()
+        needed = "a C++20 compiler and cmake, once: operators run on torch, and slower, without them"
+        return [EnvironmentProblem(what="native operators", found=found.reason, needed=needed, fatal=False)]
+
+    def environment_facts(self) -> Mapping[str, str]:
+        return {"native operators": native_state(native())}
 
 
 HARDWARE = CpuHardware

@@ -9,11 +9,14 @@ import torch
 
 from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.errors import UnsupportedError
-from trunnion.interfaces.attention import Group, StepInputs
+from trunnion.interfaces.attention import AttentionSpec, Group, StepInputs
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
 from trunnion.runner.buckets import ladder
+from trunnion_cpu.kernels.native import direct
+from trunnion_cpu.native import Absent, Native, native_state
+from trunnion_cpu.native_attention import why_not_native
 from trunnion_cpu.tape import TapeRecorder
 
 MAX_TAPED_TOKENS = 64
@@ -38,9 +41,12 @@ class TapedRunner(Runner):
 
     static_inputs = True
 
-    def __init__(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> None:
+    def __init__(
+        self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints, native: Native | Absent
+    ) -> None:
         super().__init__(model, groups, limits)
         self._breaks = breaks
+        self._native = native
         self._token_sizes = taped_sizes(limits.max_num_tokens)
         self._logit_sizes = taped_sizes(limits.max_logits_rows)
         self._why_eager = "warm_up has not run"
@@ -60,6 +66,11 @@ class TapedRunner(Runner):
     @torch.inference_mode()
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
         """Record every size once, on padding rows only."""
+        report.implementations["native operators"] = native_state(self._native)
+        for group in self.groups:
+            spec = getattr(group, "spec", None)
+            if isinstance(spec, AttentionSpec) and isinstance(self._native, Native) and (why := why_not_native(spec)):
+                report.implementations[f"native attention, heads of {spec.head_dim}"] = f"not used: {why}"
         try:
             for num_tokens in reversed(self._token_sizes):
                 hidden = self._record_body(num_tokens, inputs)
@@ -95,12 +106,17 @@ class TapedRunner(Runner):
         self._bodies.clear()
         self._heads.clear()
 
+    def _recorder(self, *arguments: torch.Tensor) -> TapeRecorder:
+        if isinstance(self._native, Native):
+            return TapeRecorder(arguments=arguments, direct=direct)
+        return TapeRecorder(arguments=arguments)
+
     def _record_body(self, num_tokens: int, inputs: StepSource) -> torch.Tensor:
         bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=num_tokens, num_reqs=0, num_logits=0)
         step = inputs.stage(0, BatchCounts(), bucket)
         for group in self.groups:
             group.plan(step)
-        recorder = TapeRecorder()
+        recorder = self._recorder()
         self._breaks.attach(recorder)
         try:
             with recorder:
@@ -113,7 +129,7 @@ class TapedRunner(Runner):
     def _record_head(self, num_logits: int, hidden: torch.Tensor, inputs: StepSource) -> None:
         bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=0, num_reqs=0, num_logits=num_logits)
         indices = inputs.stage(0, BatchCounts(), bucket).device.logits_indices
-        recorder = TapeRecorder(arguments=(hidden,))
+        recorder = self._recorder(hidden)
         self._breaks.attach(recorder)
         try:
             with recorder:

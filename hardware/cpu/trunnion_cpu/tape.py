@@ -43,6 +43,8 @@ class TapeRecorder(TorchDispatchMode):
 
     arguments: Sequence[torch.Tensor] = ()
     """Tensors that each playback gets anew, in this order."""
+    direct: Callable[[Any, Sequence[Any]], Any] = lambda function, args: function
+    """(operator, arguments) -> what a playback calls in its place: the same without what need not be decided again."""
     calls: list[_Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class TapeRecorder(TorchDispatchMode):
         if not self._reads((args, kwargs)) and self._is_view(func, (args, kwargs), result):
             self._alive.append(result)
         else:
-            self._note(func, args, kwargs, result)
+            self._note(self.direct(func, args), args, kwargs, result)
         return result
 
     def on_break(self, kind: BreakKind, call: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:

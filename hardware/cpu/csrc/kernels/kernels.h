@@ -1,0 +1,134 @@
+// What operators ask of kernels: plain structs, plain functions, one table of them per instruction set.
+//
+// Kernels neither allocate, throw, nor include what has inline functions: a linker that keeps one copy of those could
+// give a portable caller the one with instructions that its processor lacks.
+#pragma once
+
+#include <cstdint>
+
+namespace trunnion_cpu {
+
+enum class Element : int32_t { kFloat32, kBFloat16 };
+
+// y[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n]
+struct LinearArgs {
+  const void* x;  // [rows, x_stride], as Kernels::prepare makes it
+  int64_t x_stride;
+  const void* weight;  // [features, weight_stride], as the checkpoint has it
+  int64_t weight_stride;
+  const void* bias;  // [features] or null
+  void* out;         // [rows, features]
+  int64_t rows, features, size;
+  int64_t features_per_item, rows_per_item;
+  Element element;  // of x, weight, bias and out
+};
+
+struct PrepareArgs {
+  const void* x;  // [rows, x_stride]
+  int64_t x_stride;
+  void* out;  // [rows, prepared_size(size)]
+  int64_t size;
+  Element element;
+};
+
+// Where rows of a tensor begin: `inner` of them at one distance, then as many again at another.
+struct RowPlaces {
+  const void* data;
+  int64_t inner, inner_stride, outer_stride;  // strides in elements
+};
+
+struct NormArgs {
+  RowPlaces x;         // of [size] each
+  RowPlaces residual;  // likewise; data is null without one
+  const void* weight;  // [size]
+  void* out;           // [rows, size]
+  void* sum;           // [rows, size]: x + residual, rounded; null without a residual
+  int64_t size;
+  float eps;
+  bool unit_offset;
+  Element element;
+};
+
+struct GatedArgs {
+  RowPlaces x;  // of [2 * size] each: gate, up
+  void* out;    // [rows, size]
+  int64_t size;
+  Element element;
+};
+
+struct RotateArgs {
+  RowPlaces q, k, v;  // row token * heads + head of each; q's data is null where nothing rotates
+  void* q_out;        // [tokens, q_heads, head_dim]: rotated
+  void* k_out;        // [tokens, kv_heads, head_dim]: rotated, or null
+  int64_t q_heads, kv_heads, head_dim;
+  const int32_t* positions;  // [tokens, axes]; null: nothing rotates
+  int64_t axes;
+  const float* cos_sin;    // [max_position, rotary_dim]: cosines, then sines
+  const int64_t* section;  // [num_sections] pairs each, whose axis is their number mod axes; null for one axis
+  int64_t num_sections;
+  int64_t rotary_dim;
+  bool interleaved;
+  const int32_t* slots;  // [tokens]; negative: not written
+  void* k_cache;         // [rows, kv_heads, head_dim]
+  void* v_cache;
+  Element element;
+};
+
+// One request's queries and the keys they see. Keys are numbered from the first that the block table names.
+struct AttendRequest {
+  int64_t first_row, num_rows;  // of q and out
+  int64_t first_key, end_key;   // any of its queries sees keys within
+  int64_t own_key;              // of its first query; query i's is own_key + i
+  int64_t first_part;           // number of its first part
+  int64_t num_parts;
+};
+
+struct AttendArgs {
+  RowPlaces q;          // row token * q_heads + head
+  const void* k_cache;  // [blocks, block_size, kv_heads, head_dim]
+  const void* v_cache;
+  int64_t k_block_stride, v_block_stride;
+  const int32_t* block_table;  // [requests, block_table_stride]
+  int64_t block_table_stride, block_size;
+  int64_t q_heads, kv_heads, head_dim;
+  float scale, soft_cap;  // 0: no cap
+  int64_t window;         // 0: none
+  const float* sinks;     // [q_heads] or null
+  const AttendRequest* requests;
+  int64_t num_requests, keys_per_part;
+  float* parts;  // [num_parts, kv_heads, most_rows, head_dim + 2]: sums of values, largest score, sum of weights
+  int64_t most_rows;
+  void* out;  // [tokens, q_heads, head_dim]
+  Element element;
+};
+
+constexpr int64_t kMaxHeadDim = 512;
+
+// Ranges are of rows (prepare, norm, gated), tokens (rotate) or items, each of which one thread computes.
+struct Kernels {
+  const char* name;
+  int64_t (*prepared_size)(Element element, int64_t size);  // elements of a prepared row
+  int64_t (*prepared_bytes)(Element element);               // of one such element
+  void (*prepare)(const PrepareArgs& args, int64_t first, int64_t last);
+  void (*linear)(const LinearArgs& args, int64_t first, int64_t last);
+  void (*rms_norm)(const NormArgs& args, int64_t first, int64_t last);
+  void (*silu_and_mul)(const GatedArgs& args, int64_t first, int64_t last);
+  void (*rotate)(const RotateArgs& args, int64_t first, int64_t last);
+  void (*attend)(const AttendArgs& args, int64_t first, int64_t last);  // items: part * kv_heads + kv_head
+  void (*merge)(const AttendArgs& args, int64_t first, int64_t last);   // requests
+};
+
+namespace portable {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+namespace avx512_bf16 {
+extern const Kernels kKernels;
+}
+
+}  // namespace trunnion_cpu

@@ -1,0 +1,18 @@
+// The kernels of one instruction set, for its table.
+#pragma once
+
+#include "kernels.h"
+
+namespace trunnion_cpu::TRUNNION_ISA {
+
+int64_t prepared_size(Element element, int64_t size);
+int64_t prepared_bytes(Element element);
+void prepare(const PrepareArgs& args, int64_t first, int64_t last);
+void linear(const LinearArgs& args, int64_t first, int64_t last);
+void rms_norm(const NormArgs& args, int64_t first, int64_t last);
+void silu_and_mul(const GatedArgs& args, int64_t first, int64_t last);
+void rotate(const RotateArgs& args, int64_t first, int64_t last);
+void attend(const AttendArgs& args, int64_t first, int64_t last);
+void merge(const AttendArgs& args, int64_t first, int64_t last);
+
+}  // namespace trunnion_cpu::TRUNNION_ISA

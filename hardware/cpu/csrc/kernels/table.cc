@@ -1,0 +1,23 @@
+// The table of one instruction set.
+#include "kernels.h"
+#include "kernels_of_isa.h"
+
+#define TRUNNION_NAME_OF(isa) #isa
+#define TRUNNION_NAME(isa) TRUNNION_NAME_OF(isa)
+
+namespace trunnion_cpu::TRUNNION_ISA {
+
+const Kernels kKernels = {
+    .name = TRUNNION_NAME(TRUNNION_ISA),
+    .prepared_size = prepared_size,
+    .prepared_bytes = prepared_bytes,
+    .prepare = prepare,
+    .linear = linear,
+    .rms_norm = rms_norm,
+    .silu_and_mul = silu_and_mul,
+    .rotate = rotate,
+    .attend = attend,
+    .merge = merge,
+};
+
+}  // namespace trunnion_cpu::TRUNNION_ISA

@@ -1,0 +1,76 @@
+// linear: a product with a row-major weight, read once for all rows.
+#include <algorithm>
+#include <optional>
+
+#include "isa.h"
+#include "scratch.h"
+#include "tensors.h"
+#include "threads.h"
+
+namespace trunnion_cpu {
+namespace {
+
+constexpr int64_t kWeightBytesPerItem = 64 << 10;  // half of a small second-level cache
+constexpr int64_t kMinFeaturesPerItem = 24;        // a multiple of what kernels take at once
+constexpr int64_t kRowsPerItem = 64;
+constexpr int64_t kItemsPerThread = 4;
+constexpr int64_t kSharedWork = 1 << 16;  // products below which waking others costs more than it saves
+constexpr int64_t kSharedPrepare = 1 << 15;
+
+int64_t features_per_item(int64_t features, int64_t row_bytes, int64_t threads) {
+  int64_t most = std::max(kWeightBytesPerItem / std::max<int64_t>(row_bytes, 1), kMinFeaturesPerItem);
+  most = std::min(most, (features + threads * kItemsPerThread - 1) / (threads * kItemsPerThread));
+  return (most + kMinFeaturesPerItem - 1) / kMinFeaturesPerItem * kMinFeaturesPerItem;
+}
+
+const void* prepared(const Kernels& kernel, PrepareArgs args, int64_t rows, int64_t width, int64_t threads) {
+  args.out = Scratch::of(rows * width * kernel.prepared_bytes(args.element));
+  if (rows * width < kSharedPrepare) threads = 1;
+  share(rows, threads, kernel.prepare, args);
+  return args.out;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  const Element element = element_of(x, "x");
+  STD_TORCH_CHECK(weight.dim() == 2 && element_of(weight, "weight") == element, "weight is no matrix of x's dtype");
+  Rows rows(x), features(weight);
+  const int64_t size = last_size(x), x_stride = rows.at_one_distance();
+  const int64_t weight_stride = features.at_one_distance();
+  STD_TORCH_CHECK(weight.size(1) == size, "x has ", size, " features, the weight takes ", weight.size(1));
+  if (bias.has_value()) {
+    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == features.count && bias->is_contiguous() &&
+                        element_of(*bias, "bias") == element,
+                    "bias is no vector of ", features.count, " values of x's dtype");
+  }
+  Tensor out = like_with_last(x, features.count);
+  const Kernels& kernel = kernels();
+  const int64_t threads = rows.count * features.count * size < kSharedWork ? 1 : num_threads();
+  const int64_t width = kernel.prepared_size(element, size);
+  const int64_t element_bytes = element == Element::kFloat32 ? 4 : 2;
+  LinearArgs args{
+      .x = prepared(kernel, {rows.data(), x_stride, nullptr, size, element}, rows.count, width, threads),
+      .x_stride = width,
+      .weight = features.data(),
+      .weight_stride = weight_stride,
+      .bias = bias.has_value() ? bias->data_ptr() : nullptr,
+      .out = out.mutable_data_ptr(),
+      .rows = rows.count,
+      .features = features.count,
+      .size = size,
+      .features_per_item = features_per_item(features.count, size * element_bytes, threads),
+      .rows_per_item = kRowsPerItem,
+      .element = element,
+  };
+  const int64_t across = (args.features + args.features_per_item - 1) / args.features_per_item;
+  share(across * ((args.rows + kRowsPerItem - 1) / kRowsPerItem), threads, kernel.linear, args);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(trunnion_cpu, library) {
+  library.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL(trunnion_cpu, CPU, library) { library.impl("linear", TORCH_BOX(&linear)); }
+
+}  // namespace trunnion_cpu

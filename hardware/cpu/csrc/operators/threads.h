@@ -1,0 +1,32 @@
+// Threads that share the items of one call. A core that is busy with something else takes fewer items.
+#pragma once
+
+#include <cstdint>
+
+namespace trunnion_cpu {
+
+using ItemRange = void (*)(const void* args, int64_t first, int64_t last);
+
+// Calls `run` for all of [0, items) in ranges of one item, on the caller and up to `threads - 1` others, and returns
+// when all are done. Items are handed out one by one as threads come for them: a thread that the system does not run
+// takes none. Others spin for a moment between calls, then sleep. A second caller at the same time works alone.
+void share(int64_t items, int64_t threads, ItemRange run, const void* args);
+
+// As `share`, for a kernel and its arguments.
+template <class Args>
+void share(int64_t items, int64_t threads, void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
+  if (items <= 1 || threads <= 1) return kernel(args, 0, items);
+  struct Call {
+    void (*kernel)(const Args&, int64_t, int64_t);
+    const Args& args;
+  } call{kernel, args};
+  share(
+      items, threads,
+      [](const void* opaque, int64_t first, int64_t last) {
+        const auto& call = *static_cast<const Call*>(opaque);
+        call.kernel(call.args, first, last);
+      },
+      &call);
+}
+
+}  // namespace trunnion_cpu

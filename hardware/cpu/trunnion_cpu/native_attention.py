@@ -1,0 +1,80 @@
+"""Paged attention by the native operators: decodes read the cache as it lies, rotation is done on the way there."""
+
+from __future__ import annotations
+
+import torch
+
+from trunnion.interfaces.attention import AttentionSpec, GroupSpec, Rotation, StepInputs
+from trunnion_cpu.attention import CpuAttentionGroup
+from trunnion_cpu.kernels.native import DTYPES
+
+MAX_HEAD_DIM = 512
+"""As kernels.h says."""
+
+
+def why_not_native(spec: AttentionSpec) -> str | None:
+    """Why `NativeAttentionGroup` cannot run `spec`."""
+    if spec.cache_dtype is not None:
+        return f"a cache in {spec.cache_dtype} is not read by it"
+    if spec.dtype not in DTYPES:
+        return f"{spec.dtype} is neither float32 nor bfloat16"
+    if spec.head_dim > MAX_HEAD_DIM:
+        return f"heads of {spec.head_dim}, it takes at most {MAX_HEAD_DIM}"
+    return None
+
+
+class NativeAttentionGroup(CpuAttentionGroup):
+    """Decodes and cache writes by `torch.ops.trunnion_cpu`, requests with a longer query as `CpuAttentionGroup`."""
+
+    rotates = True
+
+    def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
+        super().__init__(spec, num_layers, device)
+        self._settings = (self.spec.scale, self.spec.window or 0, self.spec.soft_cap or 0.0)
+
+    def plan(self, step: StepInputs) -> None:
+        host, counts = step.host, step.counts
+        meta = self.tensors(host)
+        self._prefills = self.plan_prefills(step) if counts.num_reqs > counts.num_decodes else []
+        self._decode_plan = torch.ops.trunnion_cpu.plan_decodes(
+            host.query_start_loc,
+            host.seq_lens,
+            meta.kv_start,
+            meta.slot_mapping,
+            counts.num_decodes,
+            self.spec.window or 0,
+        )
+        self._block_table = meta.block_table
+        self._slots = meta.slot_mapping
+        self._live_tokens = counts.num_tokens
+
+    def run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        rotation: Rotation | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        caches = self.caches[layer]
+        keys, values = caches["k_cache"], caches["v_cache"]
+        if rotation is None:
+            torch.ops.trunnion_cpu.write_cache(k, v, self._slots, keys, values)
+        else:
+            q, k = torch.ops.trunnion_cpu.rotate_and_write_cache(
+                q, k, v, *rotation, self._slots, keys, values, bool(self._prefills)
+            )
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype)
+        if self._live_tokens < out.shape[0]:
+            out[self._live_tokens :] = 0
+        torch.ops.trunnion_cpu.attend_decodes(
+            q, keys, values, self._block_table, self._decode_plan, *self._settings, sinks, out
+        )
+        if self._prefills:
+            rows = [cache.view(-1, *cache.shape[2:]) for cache in (keys, values)]
+            self.run_prefills(q, k, v, rows[0], rows[1], sinks, out)
+        return out
