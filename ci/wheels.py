@@ -27,6 +27,8 @@ from packaging.version import Version
 from versions import TABLE, Distribution, distributions, read_table
 
 ROOT = Path(__file__).resolve().parent.parent
+NOT_CARRIED = "libtorch_cpu.so"
+"""Linked by name to what the process has loaded: native operators use torch's stable ABI."""
 
 
 def build(dist: Distribution, target: Path) -> Path:
@@ -36,7 +38,8 @@ def build(dist: Distribution, target: Path) -> Path:
         subprocess.run((*pip, str(dist.folder)), check=True)
         (wheel,) = Path(scratch).glob("*.whl")
         if "-linux_" in wheel.name:
-            subprocess.run((sys.executable, "-m", "auditwheel", "repair", "-w", str(target), str(wheel)), check=True)
+            repair = (sys.executable, "-m", "auditwheel", "repair", "--exclude", NOT_CARRIED, "-w", str(target))
+            subprocess.run((*repair, str(wheel)), check=True)
         else:
             shutil.move(wheel, target)
     (built,) = target.glob(f"{dist.name.replace('-', '_')}-*.whl")

@@ -18,6 +18,9 @@ from zipfile import ZipFile
 import pytest
 
 BINARY = "trunnion_host"
+OPERATORS = "trunnion_cpu"
+"""Has native operators, for any Python."""
+PLATFORM = r"(many)?linux_\w+(\.manylinux\w+)*"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,7 +51,10 @@ def test_constraints_pin_every_dependency_exactly(dist: Path) -> None:
 def test_tags(dist: Path) -> None:
     tags = {path.stem.split("-", 2)[0]: path.stem.split("-", 2)[2] for path in dist.glob("*.whl")}
     binary = tags.pop(BINARY)
-    assert re.fullmatch(r"cp311-abi3-(many)?linux_\w+(\.manylinux\w+)*", binary), binary
+    assert re.fullmatch(rf"cp311-abi3-{PLATFORM}", binary), binary
+    if OPERATORS in tags:
+        operators = tags.pop(OPERATORS)
+        assert re.fullmatch(rf"py3-none-{PLATFORM}", operators), operators
     assert set(tags.values()) == {"py3-none-any"}, tags
 
 
@@ -62,6 +68,18 @@ def test_host_links_neither_torch_nor_python(dist: Path, tmp_path: Path) -> None
         linked = subprocess.run(("ldd", str(library)), check=True, capture_output=True, text=True).stdout
         # By name: an address may well hold "c10".
         assert not re.search(r"lib(torch|c10|python)|not found", linked), linked
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
+def test_operators_link_torch_by_name_and_no_python(dist: Path, tmp_path: Path) -> None:
+    """One wheel serves every Python, and every torch that has its stable ABI."""
+    for wheel in dist.glob(f"{OPERATORS}-*.whl"):
+        names = ZipFile(wheel).namelist()
+        assert [name for name in names if ".so" in name] == ["trunnion_cpu/_native.so"]
+        library = ZipFile(wheel).extract("trunnion_cpu/_native.so", tmp_path)
+        linked = subprocess.run(("readelf", "-d", library), check=True, capture_output=True, text=True).stdout
+        assert re.findall(r"\[(lib(?:torch|c10|python)[^\]]*)\]", linked) == ["libtorch_cpu.so"], linked
+        assert "RPATH" not in linked and "RUNPATH" not in linked, linked
 
 
 def test_no_wheel_carries_tests_or_sources(dist: Path) -> None:
@@ -103,6 +121,14 @@ def test_env_command(installed: Path, dist: Path, tmp_path: Path) -> None:
     # A device may be missing here; a version may not.
     assert not [problem for problem in fatal if ", for trunnion" in problem["what"]], fatal
     assert not fatal or report["hardware"][dist.name] == "not usable", fatal
+
+
+def test_native_operators_are_there(installed: Path, dist: Path, tmp_path: Path) -> None:
+    """From the wheel: nothing is compiled on a user's machine."""
+    if dist.name != "cpu":
+        pytest.skip("the wheels of the CPU package have them")
+    facts = environment(installed, tmp_path)["facts"]
+    assert "portable" in facts["cpu native operators"], facts
 
 
 def test_env_command_names_a_mismatch(installed: Path, tmp_path: Path) -> None:
