@@ -67,8 +67,12 @@ def lint(session: nox.Session) -> None:
     """Check style, types, versions and the arrows between packages."""
     env = Environment(session, DEFAULT_HARDWARE).prepare("lint")
     contracts = Path(session.create_tmp()) / "import_contracts.ini"
-    # Packages of other hardware are read, and neither installed nor imported.
-    folders = (*(ROOT / "hardware").glob("*"), *(ROOT / "hardware").glob("*/simulator"))
+    # Packages of other hardware, and bundles, are read, and neither installed nor imported.
+    folders = (
+        *(ROOT / "hardware").glob("*"),
+        *(ROOT / "hardware").glob("*/simulator"),
+        ROOT / "packages/trunnion-bundle",
+    )
     sources = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     steps = {
         "ruff check": ("ruff", "check", "."),

@@ -37,6 +37,7 @@ def render(root: Path) -> str:
     siblings = {
         "trunnion_models": root / "models" / "trunnion_models",
         "trunnion_host": root / "packages" / "trunnion-host" / "trunnion_host",
+        "trunnion_bundle": root / "packages" / "trunnion-bundle" / "trunnion_bundle",
     }
     others = [name for name, folder in siblings.items() if (folder / "__init__.py").is_file()]
     existing = modules(common)
@@ -80,6 +81,9 @@ def render(root: Path) -> str:
     if "trunnion_host" in others:
         targets = [name for name in above if name != "trunnion_host"]
         forbid("host", "the host imports no hardware and no models", ["trunnion_host"], targets)
+    if "trunnion_bundle" in others:
+        targets = ["trunnion", *(name for name in above if name != "trunnion_bundle")]
+        forbid("bundle", "bundles stand on nothing of the others", ["trunnion_bundle"], targets)
     runner = [f"trunnion.runner.{name}" for name in modules(common / "runner") if name not in HARDWARE_MAY_OF_RUNNER]
     allowed = (*HARDWARE_MAY, "runner")
     for package in hardware:

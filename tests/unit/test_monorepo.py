@@ -111,10 +111,14 @@ class TestDistributions:
         imported -= {package.name, *sys.stdlib_module_names}
         project = tomllib.loads(dist.pyproject.read_text())["project"]
         declared = {re.split(r"[\[=<>~!; ]", requirement)[0] for requirement in project.get("dependencies", ())}
-        declared = {IMPORT_NAMES.get(requirement, requirement.removesuffix("-python")) for requirement in declared}
+        declared = {IMPORT_NAMES.get(word, word.removesuffix("-python").replace("-", "_")) for word in declared}
         # The command line starts the host where it is installed, images are opened by Pillow, and models without a port
         # are those of transformers: extras bring them.
         optional = {"trunnion_host", "PIL", "transformers"} if name == "trunnion" else set()
+        # Frameworks that a bundle is exported from.
+        if name == "trunnion-bundle":
+            extras = project["optional-dependencies"].values()
+            optional |= {re.split(r"[<>=]", requirement)[0] for extra in extras for requirement in extra}
         # Tools of kernels that nothing imports by itself; their modules are called by the first word.
         apart = environment.read_versions(ROOT)["apart"].get(name.removeprefix("trunnion-"), {})
         optional |= {distribution.partition("-")[0] for distribution in apart}
@@ -165,6 +169,7 @@ CLEAN = {
     "models/trunnion_models/__init__.py": "import trunnion.layers\n",
     "hardware/cpu/pyproject.toml": "",
     "hardware/cpu/trunnion_cpu/__init__.py": "import trunnion.reference\nimport trunnion.runner.buckets\n",
+    "packages/trunnion-bundle/trunnion_bundle/__init__.py": "import torch\n",
     "hardware/toy/pyproject.toml": "",
     "hardware/toy/trunnion_toy/__init__.py": "import trunnion.layers\n",
 }
@@ -181,14 +186,21 @@ VIOLATIONS = {
     "hardware knows other hardware": ("hardware/toy/trunnion_toy/__init__.py", "trunnion_cpu"),
     "hardware knows the executor": ("hardware/toy/trunnion_toy/__init__.py", "trunnion.runner.model_executor"),
     "hardware knows the registry": ("hardware/cpu/trunnion_cpu/__init__.py", "trunnion.registry"),
+    "bundles know the common package": ("packages/trunnion-bundle/trunnion_bundle/__init__.py", "trunnion.contract"),
+    "bundles know the host": ("packages/trunnion-bundle/trunnion_bundle/__init__.py", "trunnion_host"),
+    "common imports bundles": ("packages/trunnion/trunnion/cli/generate.py", "trunnion_bundle"),
+    "hardware knows bundles": ("hardware/cpu/trunnion_cpu/__init__.py", "trunnion_bundle"),
     "host knows models": ("packages/trunnion-host/trunnion_host/__init__.py", "trunnion_models"),
 }
+
+
+CLEAN_PACKAGES = ("packages/trunnion", "packages/trunnion-bundle", "packages/trunnion-host")
 
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     config = root / "contracts.ini"
     config.write_text(import_contracts.render(root))
-    folders = ("packages/trunnion", "packages/trunnion-host", "models", "hardware/cpu", "hardware/toy")
+    folders = (*CLEAN_PACKAGES, "models", "hardware/cpu", "hardware/toy")
     paths = [str(root / folder) for folder in folders]
     # The tree under test comes before what is installed.
     program = f"import sys; sys.path[:0] = {paths!r}; from importlinter.cli import lint_imports_command as run; run()"

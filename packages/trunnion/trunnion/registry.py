@@ -1,4 +1,4 @@
-"""Finds hardware packages and model families by entry point and by folder; with `ports` the only dynamic import.
+"""Finds hardware packages and model families by entry point and by folder; with `ports` and `cli.installed` the only dynamic import.
 
 A hardware package is named by an entry point in the group `trunnion.hardware` (name -> module or class), or is a
 top-level package `trunnion_<name>` on the import path with a `hardware.py`. Model families are the subpackages of

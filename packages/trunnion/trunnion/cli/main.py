@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from trunnion.cli.installed import add_installed
 from trunnion.cli.messages import guarded, prepare_streams
 
 if TYPE_CHECKING:
@@ -104,9 +105,9 @@ def run(arguments: Sequence[str], *, open_host: OpenHost) -> int:
     """Run one command; its exit code. 2 is a mistake of the user's, 130 Ctrl-C."""
     debug = "--debug" in arguments
     prepare_streams()
-    app = build_app(open_host)
 
     def invoke() -> int:
+        app = build_app(open_host)
         # A command without a return value, --help among them, has succeeded.
         return app(args=list(arguments) or ["--help"], prog_name="trunnion", standalone_mode=False) or 0
 
@@ -128,6 +129,7 @@ def build_app(open_host: OpenHost) -> typer.Typer:
     _add_rerank(app, open_host)
     _add_reports(app)
     app.add_typer(_port_commands(), name="port")
+    add_installed(app)
     return app
 
 
