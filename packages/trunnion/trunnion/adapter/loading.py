@@ -44,9 +44,10 @@ def load(
         if names := sorted(map(str, info[what])):
             raise WeightsError(f"{checkpoint.path}: {len(names)} tensors {verb}: {first_names(names)}")
     module = module.eval().requires_grad_(False).to(device)
+    parameters = list(module.parameters())
     model.attach(module)
     error = self_test(model, device)
-    parameters = list(module.parameters())
+    model.swaps.settle()
     infos = checkpoint.source.infos
     patterns = module._keys_to_ignore_on_load_unexpected or ()
     # A pattern may fit what is loaded as well: transformers asks it of what has no place alone.
@@ -66,6 +67,7 @@ def load(
             f"adapter: no port of {type(module).__name__}; the module of transformers {transformers.__version__} runs "
             f"on this repository's attention, and its self-test is off by {error:.1e} of the logits",
             *experts.notes(module),
+            *model.swaps.notes(),
             *model.rope_notes,
         ),
     )

@@ -19,6 +19,7 @@ from trunnion.adapter.attention import HANDLER, ModuleCalls, make_layer
 from trunnion.adapter.flat_cache import FlatCache
 from trunnion.adapter.loading import load
 from trunnion.adapter.positions import Positions
+from trunnion.adapter.swaps import Swaps
 from trunnion.adapter.trial import attention_calls
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError
@@ -129,7 +130,7 @@ class AdaptedCausalLM(nn.Module):
         if ctx.quantization is not None:
             raise UnsupportedError("it takes unquantised checkpoints")
         self._longest = ctx.max_model_len or self.config.max_model_len
-        self._dtype = ctx.dtype
+        self._ctx = ctx
         self.module: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=ctx.dtype)
         self._prepare()
         self.calls = attention_calls(self.module, self.forward)
@@ -146,17 +147,21 @@ class AdaptedCausalLM(nn.Module):
 
     @contextmanager
     def as_published(self) -> Iterator[PreTrainedModel]:
-        """The module as transformers runs it, with attention and experts of its own."""
+        """The module as transformers runs it, with attention, experts and layers of its own, until `swaps` settle."""
         self._choose("eager", "eager")
+        self.swaps.remove()
         try:
             yield self.module
         finally:
+            self.swaps.install()
             self._choose(attention.NAME, experts.NAME)
 
     def attach(self, module: PreTrainedModel) -> None:
         """Take a module of the same configuration, with its weights in place."""
         self.module = module
         self._prepare()
+        self.swaps = Swaps(self._decoder[0], self._ctx)
+        self.swaps.install()
         self._connect()
         for seen, layer in zip(self.calls, self.attention, strict=True):
             assert isinstance(layer, Attention)
@@ -166,7 +171,7 @@ class AdaptedCausalLM(nn.Module):
 
     def _prepare(self) -> None:
         self._choose(attention.NAME, experts.NAME)
-        self.rope_notes = ropes.hold(self.module, self._longest, self._dtype)
+        self.rope_notes = ropes.hold(self.module, self._longest, self._ctx.dtype)
         path, decoder = _decoder(self.module)
         # The warning reads tokens, which waits for the device.
         decoder.__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
