@@ -3,6 +3,7 @@
     nox -s generate -- "your prompt"    text from SmolLM2-135M on this machine's CPU, through the C++ host
     nox -s test-cpu                     the tests that every change must pass
     nox -s test-simulators              every model in eager, piecewise and full execution on a simulated device
+    nox -s test-bundle                  bundles: export, check and the C++ server, on a simulated device and on this CPU
     nox -s mutate-sim                   planted faults, each of which must turn the simulated device's tests red
     nox -s lint                         style, types, the arrows between packages, versions
     nox -s versions                     write ci/versions.toml into every distribution
@@ -37,7 +38,7 @@ from nox.command import CommandFailed
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "ci"))
 
-from environment import Environment  # noqa: E402
+from environment import BUNDLE, Environment  # noqa: E402
 from reports import FOLDER, Report, fresh_folder, sum_folder  # noqa: E402
 
 nox.needs_version = ">=2024.3.2"
@@ -55,6 +56,7 @@ SIMULATED = "tests/simulators/trunnion_sim"
 APART = (*PER_HARDWARE, "tests/wheels", "tests/mutations", "tests/simulators")
 """Folders under tests/ that need something built, or a session of their own."""
 COMMON = (*sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()), "models/tests")
+BUNDLE_TESTS = "packages/trunnion-bundle/tests"
 OUTCOMES = "matrix.json"
 """What became of every cell of the matrix, in the folder of a session's reports."""
 QUICK = ("-m", "not nightly")
@@ -158,6 +160,17 @@ def test_simulators(session: nox.Session) -> None:
     reports = fresh_folder("test-simulators")
     _pytest(env, [MATRIX, "tests/simulators"], reports, *QUICK, hardware=SIMULATED)
     _finish(session, "test-simulators")
+
+
+@nox.session(name="test-bundle", venv_backend="none")
+def test_bundle(session: nox.Session) -> None:
+    """Run the tests of packages/trunnion-bundle, whose C++ is built first where it changed; `-- ARGS` go to pytest."""
+    env = Environment(session, BUNDLE).prepare()
+    if session.posargs:
+        env.run("python", "-m", "pytest", *session.posargs, env=THREADS)
+        return
+    _pytest(env, [BUNDLE_TESTS], fresh_folder("test-bundle"), *QUICK)
+    _finish(session, "test-bundle")
 
 
 @nox.session(name="mutate-sim", venv_backend="none")

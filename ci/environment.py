@@ -29,6 +29,8 @@ HOST_SUFFIXES = {".c", ".cc", ".cmake", ".cpp", ".h", ".hpp", ".py", ".txt"}
 MINIMUM_PYTHON = (3, 11)
 APART = "apart"
 """Folder in an environment for distributions that cannot share its packages."""
+BUNDLE = "bundle"
+"""The environment of `packages/trunnion-bundle`, which needs no hardware package and no host."""
 MOST_AT_ONCE = 2
 """Processes of tests side by side: each has a torch of its own in memory."""
 
@@ -90,6 +92,8 @@ def missing_toolkits(table: Mapping[str, Any], hardware: str) -> list[Mapping[st
 def layers(root: Path, hardware: str) -> dict[str, Layer]:
     """Every layer that an environment of `hardware` can have, by name."""
     table = read_versions(root)
+    if hardware == BUNDLE:
+        return {layer.name: layer for layer in _bundle_layers(root, table)}
     host = root / "packages" / "trunnion-host"
     pure = (root / "packages" / "trunnion", root / "models", root / "hardware" / hardware)
     editable = tuple(word for folder in pure for word in ("-e", str(folder.relative_to(root))))
@@ -112,6 +116,18 @@ def layers(root: Path, hardware: str) -> dict[str, Layer]:
     return {layer.name: layer for layer in every}
 
 
+def _bundle_layers(root: Path, table: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """The package itself is read where it lies; its C++ is built by its tests."""
+    package = root / "packages" / "trunnion-bundle"
+    return (
+        Layer("base", pins({**table["build"], **table[BUNDLE]})),
+        Layer(
+            "packages", ("--no-build-isolation", "-e", str(package.relative_to(root))), (package / "pyproject.toml",)
+        ),
+        Layer("host", ()),
+    )
+
+
 def _apart(table: Mapping[str, str], folder: str) -> Layer:
     """Beside the environment's own distributions, which they must not shadow for who does not ask for them."""
     options = ("--upgrade", "--no-deps", "--target", folder)
@@ -119,7 +135,7 @@ def _apart(table: Mapping[str, str], folder: str) -> Layer:
 
 
 class Environment:
-    """`.nox/env-<hardware>`, shared by all sessions of that hardware."""
+    """`.nox/env-<hardware>`, shared by all sessions of that hardware, or `.nox/env-bundle`."""
 
     def __init__(self, session: nox.Session, hardware: str) -> None:
         self.session = session

@@ -35,3 +35,8 @@ add_executable(trunnion-serve-bundle ${SERVER_SOURCES})
 trunnion_bundle_target(trunnion-serve-bundle)
 target_compile_definitions(trunnion-serve-bundle PRIVATE TRUNNION_BUNDLE_VERSION="${VERSION_TEXT}")
 target_link_libraries(trunnion-serve-bundle PRIVATE trunnion_bundle open_inference PkgConfig::HTTPLIB)
+
+file(GLOB BENCH_SOURCES CONFIGURE_DEPENDS src/bench/*.cc)
+add_executable(trunnion-bench-bundle ${BENCH_SOURCES})
+trunnion_bundle_target(trunnion-bench-bundle)
+target_link_libraries(trunnion-bench-bundle PRIVATE trunnion_bundle open_inference)

@@ -1,6 +1,5 @@
 // The simulated device: sleeps as long as its lowering says, uses no processor, and computes sums of rows or copies.
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -8,9 +7,12 @@
 #include <thread>
 #include <vector>
 
+#include "engines/guarded.h"
 #include "trunnion_bundle/engine.h"
 
 namespace {
+
+using trunnion::bundle::guarded;
 
 using nlohmann::json;
 
@@ -19,17 +21,6 @@ struct Result {
   bool is_echo = false;
   double scale = 1, offset = 0;
 };
-
-template <typename Function>
-trn_engine_status guarded(char* error, size_t error_size, Function function) {
-  try {
-    function();
-    return TRN_ENGINE_OK;
-  } catch (const std::exception& caught) {
-    if (error != nullptr) std::snprintf(error, error_size, "%s", caught.what());
-    return TRN_ENGINE_FAILED;
-  }
-}
 
 template <typename Element>
 double sum(const void* data, int64_t count) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from serving import Server, serving, write_sim
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The folder of the built programs and engines."""
-    return native_build.build()
+    torch = find_spec("torch")
+    folder = torch and torch.submodule_search_locations[0]
+    return native_build.build(*([f"-DTRUNNION_BUNDLE_TORCH={folder}"] if folder else []))
 
 
 @pytest.fixture(scope="session")

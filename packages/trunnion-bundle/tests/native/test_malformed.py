@@ -142,23 +142,34 @@ def test_a_request_longer_than_the_queue_is_invalid(sim_server: Server) -> None:
     assert "5000 rows, at most 4096" in refused.value.details()
 
 
+NUMBERS = (-1, 0, 1, 2, 3, 4, 5, 2**31, 2**32, 2**61, 2**62, 2**63 - 1, -(2**63))
+
+
+def spoil(message: Request, rng: random.Random) -> None:
+    """One field at random."""
+    tensor, position = rng.choice(message.inputs), rng.randrange(2)
+    match rng.randrange(5):
+        case 0 if tensor.shape:
+            tensor.shape[rng.randrange(len(tensor.shape))] = rng.choice(NUMBERS)
+        case 1:
+            tensor.shape.append(rng.choice(NUMBERS))
+        case 2:
+            tensor.datatype = rng.choice(("FP32", "INT64", "BYTES", "BOOL", "FP16"))
+        case 3:
+            tensor.name = rng.choice(("x", "ids", "tokens", ""))
+        case _:
+            message.raw_input_contents[position] = rng.randbytes(rng.randrange(80))
+
+
 def test_random_bytes_in_random_fields_never_end_the_server(sim_server: Server) -> None:
     rng = random.Random(0)
-    numbers = (-1, 0, 1, 2, 3, 4, 5, 2**31, 2**32, 2**61, 2**62, 2**63 - 1, -(2**63))
     good = 0
     with grpc.insecure_channel(sim_server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for _ in range(300):
             message = request(rng.randint(1, 3))
             for _ in range(rng.randint(0, 2)):
-                tensor = rng.choice(message.inputs)
-                rng.choice((
-                    lambda t=tensor: t.shape.__setitem__(rng.randrange(len(t.shape)), rng.choice(numbers)) if t.shape else None,
-                    lambda t=tensor: t.shape.append(rng.choice(numbers)),
-                    lambda t=tensor: setattr(t, "datatype", rng.choice(("FP32", "INT64", "BYTES", "BOOL", "FP16"))),
-                    lambda t=tensor: setattr(t, "name", rng.choice(("x", "ids", "tokens", ""))),
-                    lambda: message.raw_input_contents.__setitem__(rng.randrange(2), rng.randbytes(rng.randrange(80))),
-                ))()  # fmt: skip
+                spoil(message, rng)
             try:
                 stub.ModelInfer(message, timeout=10)
                 good += 1

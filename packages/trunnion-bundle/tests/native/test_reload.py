@@ -1,4 +1,4 @@
-"""Versions come and go under load: verified, warm, swapped in, the old one drained; what fails leaves the old in place."""
+"""Versions come and go under load: verified, warm, swapped in, the old drained; what fails leaves the old in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time: deadlines fire on time, cancelled work is not computed, bursts are refused, SIGTERM drains, expiry costs no rate."""
+"""Deadlines fire on time, cancelled work is not computed, bursts are refused, SIGTERM drains, expiry costs no rate."""
 
 from __future__ import annotations
 

@@ -1,0 +1,93 @@
+#include "bench/options.h"
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <stdexcept>
+
+namespace trunnion::bundle {
+namespace {
+
+constexpr const char* kUsage = R"(usage: trunnion-bench-bundle HOST:PORT --model NAME --request FILE [options]
+
+Load a server of the Open Inference Protocol over gRPC with the rows of FILE, a golden or warm-up request of the bundle. Before each
+run one answer is compared with the golden one, if FILE has it. An error of any call voids its run and the exit code is 1.
+
+  --rows LIST           rows of a request (1,16,128)
+  --concurrency LIST    closed loop: as many calls in flight, each followed by the next (1,4,16,64)
+  --rate LIST           open loop instead: requests per second, at random times (Poisson), latency from the time planned
+  --seconds S           measured time of a run (4)
+  --warmup-seconds S    before it (1)
+  --p99-ms MS           the best rate is the highest whose 99th percentile is at most this (20)
+  --channels N          connections (4)
+  --server-pid PID      also count this process's processor time
+  --json FILE           write all figures
+)";
+
+double number(const std::string& option, const std::string& text, double min, double max) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value >= min && value <= max)) {
+    throw std::invalid_argument(option + " is " + text + ", expected a number from " + std::to_string(min) + " to " + std::to_string(max));
+  }
+  return value;
+}
+
+std::vector<int64_t> list(const std::string& option, const std::string& text) {
+  std::vector<int64_t> values;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    int64_t value = 0;
+    const auto [last, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc() || last != word.data() + word.size() || value < 1 || value > 10'000'000) {
+      throw std::invalid_argument(option + " has \"" + word + "\", expected integers from 1, separated by commas");
+    }
+    values.push_back(value);
+    begin = end + 1;
+  }
+  return values;
+}
+
+}  // namespace
+
+BenchOptions read_bench_options(int count, char** arguments) {
+  BenchOptions options;
+  const std::map<std::string, std::function<void(const std::string&, const std::string&)>> known = {
+      {"--model", [&](auto&, auto& text) { options.model = text; }},
+      {"--request", [&](auto&, auto& text) { options.request = text; }},
+      {"--rows", [&](auto& option, auto& text) { options.rows = list(option, text); }},
+      {"--concurrency", [&](auto& option, auto& text) { options.concurrency = list(option, text); }},
+      {"--rate", [&](auto& option, auto& text) { options.rates = list(option, text); }},
+      {"--seconds", [&](auto& option, auto& text) { options.seconds = number(option, text, 0.01, 3600); }},
+      {"--warmup-seconds", [&](auto& option, auto& text) { options.warmup_seconds = number(option, text, 0, 3600); }},
+      {"--p99-ms", [&](auto& option, auto& text) { options.p99_ms = number(option, text, 0.001, 1e6); }},
+      {"--channels", [&](auto& option, auto& text) { options.channels = static_cast<int>(number(option, text, 1, 256)); }},
+      {"--server-pid", [&](auto& option, auto& text) { options.server_pid = static_cast<int64_t>(number(option, text, 1, 1e9)); }},
+      {"--json", [&](auto&, auto& text) { options.json = text; }},
+  };
+  for (int i = 1; i < count; ++i) {
+    const std::string word = arguments[i];
+    if (word == "--help" || word == "-h") {
+      std::fputs(kUsage, stdout);
+      std::exit(0);
+    }
+    const auto option = known.find(word);
+    if (option != known.end()) {
+      if (i + 1 == count) throw std::invalid_argument(word + " has no value");
+      option->second(word, arguments[++i]);
+    } else if (word.rfind("--", 0) != 0 && options.server.empty()) {
+      options.server = word;
+    } else {
+      throw std::invalid_argument("unknown argument " + word + "; see --help");
+    }
+  }
+  if (options.server.empty() || options.model.empty() || options.request.empty()) {
+    throw std::invalid_argument("HOST:PORT, --model and --request are needed; see --help");
+  }
+  return options;
+}
+
+}  // namespace trunnion::bundle
