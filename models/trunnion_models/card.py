@@ -56,6 +56,9 @@ class Card:
     """`config.json` of a draft that has its own checkpoint; None: it lies in the decoder's."""
     images: tuple[CardImage, ...] = ()
     """Of a vision-language model; those of one sequence in order, with text between them."""
+    second_texts: tuple[int, ...] = ()
+    """Of a model with types of tokens: where in each sequence a second text begins, whose tokens are of type 1; the
+    sequence may end before it. Empty: all tokens are of type 0."""
     quick: bool = False
     """In the short list that runs with every change; one per family, one of its pooling models, one of its heads."""
     notes: str = ""
@@ -72,6 +75,11 @@ class Card:
     def vocab_size(self) -> int:
         """Of the decoder, beside a tower too."""
         return int(self.config.get("text_config", self.config)["vocab_size"])
+
+    def token_types(self, sequence: int, length: int) -> list[int] | None:
+        """The types of the first `length` tokens of a sequence; None where all are of type 0."""
+        first = self.second_texts[sequence] if self.second_texts else length
+        return [0] * first + [1] * (length - first) if first < length else None
 
     @property
     def rounds(self) -> bool:

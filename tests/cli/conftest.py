@@ -85,6 +85,7 @@ class Request:
     sent: int = 0
     cancelled: bool = False
     embeds: bool = False
+    types: list[int] | None = None
     vision: Any = None
 
 
@@ -119,11 +120,12 @@ class FakeHost:
         self.requests[len(self.seen)] = request
         return len(self.seen)
 
-    def submit_embedding(self, token_ids: Sequence[int]) -> int:
+    def submit_embedding(self, token_ids: Sequence[int], token_type_ids: Sequence[int] | None = None) -> int:
         if self.refusal:
             raise ValueError(self.refusal)
         request_id = self.submit(token_ids, Sampling(max_tokens=1), [])
         self.requests[request_id].embeds = True
+        self.requests[request_id].types = None if token_type_ids is None else list(token_type_ids)
         return request_id
 
     def next_event(self, timeout: float) -> Event | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders
 
 BOS, EOS, EOS2 = 0, 1, 2
 
@@ -246,6 +247,15 @@ def test_a_prompt_leaves_room_for_one_token(cli: Cli, model: Path) -> None:
     length = len(generate(cli, model, "Hi").host.seen[0].prompt_ids)
     assert generate(cli, model, "--max-model-len", str(length), "Hi").code == 2
     assert generate(cli, model, "--max-model-len", str(length + 1), "Hi").code == 0
+
+
+def test_an_unknown_decoder_is_refused_before_the_model_is_loaded(cli: Cli, model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(model / "tokenizer.json"))
+    outcome = cli("generate", "--model", str(model), "a")
+    assert (outcome.code, outcome.host) == (2, None)
+    assert "unknown decoder 'WordPiece' in the tokenizer" in outcome.err
 
 
 def test_no_chat_template_names_raw(cli: Cli, model: Path) -> None:

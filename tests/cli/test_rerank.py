@@ -40,6 +40,7 @@ def test_documents_are_joined_with_the_query_and_sorted(cli: Cli, reranker: Path
     # The scripted score is the number of tokens: of the query, the document, and four around them.
     assert outcome.out.splitlines() == ["21\tlong document", "10\tbb", "9\ta"]
     assert outcome.host.seen[0].prompt == "<s>sky?</s></s>a</s>"
+    assert outcome.host.seen[0].types is None
 
 
 def test_json_says_which_document(cli: Cli, reranker: Path) -> None:
@@ -57,10 +58,24 @@ def test_positions_begin_behind_the_padding_token(cli: Cli, reranker: Path) -> N
     assert "the query with document 1 has 513 tokens; --max-model-len is 512" in outcome.err
 
 
-def test_a_pair_of_two_types_is_refused(cli: Cli, model: Path) -> None:
-    outcome = rerank(cli, _as_reranker(model, "<s> $A </s> $B:1 </s>:1"), "q", "a")
-    assert (outcome.code, outcome.host) == (2, None)
-    assert "tells the two texts of a pair apart by token types" in outcome.err
+def test_types_of_a_pair_are_passed_on(cli: Cli, model: Path) -> None:
+    outcome = rerank(cli, _as_reranker(model, "<s> $A </s> $B:1 </s>:1"), "sky?", "a", "bb")
+    assert [request.types for request in outcome.host.seen] == [[0] * 6 + [1] * 2, [0] * 6 + [1] * 3]
+
+
+def test_a_folder_whose_model_is_given_no_types_gives_none(cli: Cli, model: Path) -> None:
+    folder = _as_reranker(model, "<s> $A </s> $B:1 </s>:1")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for names, given in ((["input_ids", "attention_mask"], None), (["input_ids", "token_type_ids"], [0, 0, 0, 1, 1])):
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_input_names": names}))
+        assert rerank(cli, folder, "q", "a").host.seen[0].types == given
+
+
+def test_types_that_the_model_does_not_take_are_one_line_and_exit_2(cli: Cli, model: Path) -> None:
+    refusal = "token_type_ids are given, and this model does not take token types"
+    outcome = rerank(cli, _as_reranker(model, "<s> $A </s> $B:1 </s>:1"), "q", "a", refusal=refusal)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert refusal in outcome.err
 
 
 def test_a_classifier_of_several_labels_is_no_reranker(cli: Cli, reranker: Path) -> None:

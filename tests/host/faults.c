@@ -162,7 +162,7 @@ static void expect_empty_step(host *h) {
   if (trn_executor_wait(h->executor, output.fence + 1) != TRN_REFUSED) fail("a fence from the future was accepted");
 }
 
-/* Whose batch ends before num_prefixes: what lies behind it is not read. */
+/* Whose batch ends before num_prefixes, or has_token_types: what lies behind it is not read. */
 static void expect_older_host(host *h, const offer *good) {
   static offer older;
   copy_offer(h, &older, good);
@@ -171,6 +171,12 @@ static void expect_older_host(host *h, const offer *good) {
   check(h, trn_executor_validate(h->executor, &older.batch), "an older host's batch");
   older.batch.struct_size = sizeof older.batch;
   if (trn_executor_validate(h->executor, &older.batch) != TRN_REFUSED) fail("77 prefixes were not seen");
+  older.batch.num_prefixes = good->batch.num_prefixes;
+  older.batch.struct_size = offsetof(trn_forward_batch, has_token_types);
+  older.batch.has_token_types = 77;
+  check(h, trn_executor_validate(h->executor, &older.batch), "a host's batch from before token types");
+  older.batch.struct_size = sizeof older.batch;
+  if (trn_executor_validate(h->executor, &older.batch) != TRN_REFUSED) fail("77 for has_token_types was not seen");
 }
 
 void try_faults(host *h, const offer *good) {
@@ -188,6 +194,7 @@ void try_faults(host *h, const offer *good) {
   }
   expect_older_host(h, good);
   try_level_faults(h, good);
+  try_type_faults(h, good);
   expect_empty_step(h);
   printf("faults %d refused %d of %d\n", h->step, tried, count);
 }

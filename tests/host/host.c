@@ -149,7 +149,8 @@ static void print_end(host *h) {
          (unsigned long long)stats.replays, (unsigned long long)stats.eager_steps,
          (unsigned long long)stats.padded_tokens, (unsigned long long)stats.plan_calls, stats.plan_seconds * 1e9,
          stats.python_seconds * 1e9);
-  printf(" prefix_level_steps=%llu", (unsigned long long)stats.prefix_level_steps);
+  printf(" prefix_level_steps=%llu token_type_steps=%llu", (unsigned long long)stats.prefix_level_steps,
+         (unsigned long long)stats.token_type_steps);
   printf(" last_step_in_order=%d\n", stats.last_gil_begin_ns <= stats.last_gil_end_ns &&
                                           stats.last_gil_end_ns <= stats.last_python_begin_ns &&
                                           stats.last_python_begin_ns <= stats.last_plan_begin_ns &&

@@ -55,11 +55,11 @@ typedef struct group_arrays {
 typedef struct batch_arrays {
   int32_t input_ids[MAX_TOKENS], positions[MAX_TOKENS], query_start_loc[MAX_SEQS + 1], seq_lens[MAX_SEQS];
   int32_t logits_indices[MAX_ROWS];
-  int32_t prefix_indptr[MAX_SEQS + 1], prefix_lens[MAX_SEQS];
+  int32_t prefix_indptr[MAX_SEQS + 1], prefix_lens[MAX_SEQS], token_type_ids[MAX_TOKENS];
   group_arrays groups[MAX_GROUPS];
 } batch_arrays;
 
-enum { BATCH_FIELDS = 7, GROUP_FIELDS = 9, MAX_FIELDS = BATCH_FIELDS + GROUP_FIELDS * MAX_GROUPS };
+enum { BATCH_FIELDS = 8, GROUP_FIELDS = 9, MAX_FIELDS = BATCH_FIELDS + GROUP_FIELDS * MAX_GROUPS };
 
 /* One tensor as it is offered: a DLTensor with its own shape and strides. */
 typedef struct offered {
@@ -134,6 +134,9 @@ bool oracle_allows(const host *h, const offer *o);
 /* mutate.c */
 void mutate(host *h, offer *o);
 void fuzz(host *h, const offer *good, int count);
+
+/* type_faults.c */
+void try_type_faults(host *h, const offer *good);
 
 /* level_faults.c */
 void try_level_faults(host *h, const offer *good);

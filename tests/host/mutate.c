@@ -18,7 +18,7 @@ static void mutate_count(host *h, offer *o) {
   int32_t *counts[] = {&o->batch.num_tokens,       &o->batch.num_reqs,      &o->batch.num_logits,
                        &o->batch.num_decodes,      &o->batch.decode_query_len, &o->batch.max_query_len,
                        &o->batch.max_seq_len,      &o->batch.lens_are_exact, &o->batch.buffer_set,
-                       &o->batch.num_groups,       &o->batch.num_prefixes};
+                       &o->batch.num_groups,       &o->batch.num_prefixes,  &o->batch.has_token_types};
   int32_t *count = counts[below(&h->mutants, (int)(sizeof counts / sizeof *counts))];
   *count = random_value(h, *count);
 }

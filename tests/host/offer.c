@@ -10,7 +10,7 @@ typedef struct field_rule {
   size_t pointer;  /* of the DLTensor pointer in trn_forward_batch or trn_group_batch */
   size_t lent;     /* of the pointer in trn_input_buffers or trn_group_buffers */
   int capacity;
-  char rows; /* t tokens, r requests, b requests + 1, n logits rows, p prefixes, q prefixes + 1, m table, c CSR */
+  char rows; /* t tokens, y tokens if they have types, r requests, b requests + 1, n logits rows, p prefixes, q prefixes + 1, m table, c CSR */
 } field_rule;
 
 #define BATCH_RULE(field, capacity, rows) \
@@ -24,7 +24,7 @@ static const field_rule batch_rules[BATCH_FIELDS] = {
     BATCH_RULE(input_ids, MAX_TOKENS, 't'),       BATCH_RULE(positions, MAX_TOKENS, 't'),
     BATCH_RULE(query_start_loc, MAX_SEQS + 1, 'b'), BATCH_RULE(seq_lens, MAX_SEQS, 'r'),
     BATCH_RULE(logits_indices, MAX_ROWS, 'n'),    BATCH_RULE(prefix_indptr, MAX_SEQS + 1, 'q'),
-    BATCH_RULE(prefix_lens, MAX_SEQS, 'p'),
+    BATCH_RULE(prefix_lens, MAX_SEQS, 'p'),       BATCH_RULE(token_type_ids, MAX_TOKENS, 'y'),
 };
 
 static const field_rule group_rules[GROUP_FIELDS] = {
@@ -42,6 +42,7 @@ static const field_rule group_rules[GROUP_FIELDS] = {
 static int rows_of(const offer *o, char rows, int group) {
   switch (rows) {
     case 't': return o->batch.num_tokens;
+    case 'y': return o->batch.has_token_types ? o->batch.num_tokens : 0;
     case 'b': return o->batch.num_reqs + 1;
     case 'n': return o->batch.num_logits;
     case 'p': return o->batch.num_prefixes;
@@ -81,7 +82,9 @@ void name_fields(const host *h, offer *o) {
   o->num_fields = 0;
   for (int i = 0; i < BATCH_FIELDS; ++i) {
     const bool level = batch_rules[i].rows == 'p' || batch_rules[i].rows == 'q';
-    if (!level || h->info.accepts_prefix_levels) add_field(h, o, &batch_rules[i], -1);
+    if (level && !h->info.accepts_prefix_levels) continue;
+    if (batch_rules[i].rows == 'y' && h->info.num_token_types == 0) continue;
+    add_field(h, o, &batch_rules[i], -1);
   }
   for (int g = 0; g < h->info.num_groups; ++g) {
     for (int i = 0; i < GROUP_FIELDS; ++i) {
@@ -145,7 +148,7 @@ trn_status execute(host *h, offer *o, trn_forward_output *output) {
   fill_lent(h, o, o->batch.buffer_set);
   trn_forward_batch batch = o->batch;
   batch.input_ids = batch.positions = batch.query_start_loc = batch.seq_lens = batch.logits_indices = NULL;
-  batch.prefix_indptr = batch.prefix_lens = NULL;
+  batch.prefix_indptr = batch.prefix_lens = batch.token_type_ids = NULL;
   batch.groups = NULL;
   batch.num_groups = 0;
   return trn_executor_execute(h->executor, &batch, output);

@@ -25,14 +25,18 @@ static bool counts_allowed(const host *h, const trn_forward_batch *b) {
          b->num_tokens >= 0 && b->num_tokens <= MAX_TOKENS && b->num_reqs >= 0 && b->num_reqs <= MAX_SEQS &&
          b->num_logits >= 0 && b->num_logits <= MAX_ROWS && b->num_decodes >= 0 && b->num_decodes <= b->num_reqs &&
          b->decode_query_len >= 1 && b->decode_query_len <= 1 && b->num_prefixes >= 0 &&
-         b->num_prefixes <= (h->info.accepts_prefix_levels ? b->num_reqs : 0) &&
+         b->num_prefixes <= (h->info.accepts_prefix_levels ? b->num_reqs : 0) && b->has_token_types >= 0 &&
+         b->has_token_types <= (h->info.num_token_types > 0 ? 1 : 0) &&
          (b->lens_are_exact == 1 || (b->lens_are_exact == 0 && h->info.accepts_upper_bound_lens)) &&
          (b->groups == NULL || b->num_groups == h->info.num_groups);
 }
 
+static bool is_types(const char *name) { return strcmp(name, "token_type_ids") == 0; }
+
 static int64_t rows_needed(const offer *o, const char *name) {
   const trn_forward_batch *b = &o->batch;
   if (strcmp(name, "input_ids") == 0 || strcmp(name, "positions") == 0 || strstr(name, "slot_mapping")) return b->num_tokens;
+  if (is_types(name)) return b->num_tokens;
   if (strcmp(name, "query_start_loc") == 0 || strstr(name, "kv_indptr")) return b->num_reqs + 1;
   if (strcmp(name, "logits_indices") == 0) return b->num_logits;
   if (strstr(name, "kv_indices")) return 0;
@@ -65,6 +69,9 @@ static bool requests_allowed(const offer *o) {
 static bool ids_allowed(const host *h, const offer *o) {
   for (int t = 0; t < o->batch.num_tokens; ++t) {
     if (o->arrays.input_ids[t] < 0 || o->arrays.input_ids[t] >= h->info.vocab_size) return false;
+  }
+  for (int t = 0; o->batch.has_token_types && t < o->batch.num_tokens; ++t) {
+    if (o->arrays.token_type_ids[t] < 0 || o->arrays.token_type_ids[t] >= h->info.num_token_types) return false;
   }
   for (int n = 0; n < o->batch.num_logits; ++n) {
     if (o->arrays.logits_indices[n] < 0 || o->arrays.logits_indices[n] >= o->batch.num_tokens) return false;
@@ -168,6 +175,7 @@ bool oracle_allows(const host *h, const offer *o) {
   for (int i = 0; i < o->num_fields; ++i) {
     const offered *f = &o->fields[i];
     if (is_level(f->name) && o->batch.num_prefixes == 0) continue;
+    if (is_types(f->name) && o->batch.has_token_types == 0) continue;
     if (!tensor_allowed(f, rows_needed(o, f->name))) return false;
     if (is_table(f->name) && f->shape[1] != h->groups[f->group].max_blocks_per_seq) return false;
   }

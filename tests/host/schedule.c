@@ -95,6 +95,12 @@ static void fill_attention(host *h, offer *o, int g, int row, int begin) {
   }
 }
 
+/* The first half of a prompt and what is generated are of type 0. */
+static int32_t type_of(const host *h, const request *q, int position) {
+  const bool second = position >= q->num_prompt / 2 && position < q->num_prompt;
+  return second && h->info.num_token_types > 0 ? h->info.num_token_types - 1 : 0;
+}
+
 static void fill_row(host *h, offer *o, int row, int begin) {
   const request *q = &h->requests[h->in_batch[row]];
   batch_arrays *a = &o->arrays;
@@ -103,6 +109,8 @@ static void fill_row(host *h, offer *o, int row, int begin) {
     const bool newest = q->num_computed + i == q->num_tokens - 1 && q->num_tokens > q->num_prompt;
     if (h->options.device && newest && q->sampled_step == h->step) a->input_ids[begin + i] = -1 - q->sampled_row;
     a->positions[begin + i] = q->num_computed + i;
+    a->token_type_ids[begin + i] = type_of(h, q, q->num_computed + i);
+    if (a->token_type_ids[begin + i] != 0) o->batch.has_token_types = 1;
   }
   a->query_start_loc[row + 1] = begin + h->query_lens[row];
   a->seq_lens[row] = q->num_computed + h->query_lens[row];

@@ -130,7 +130,7 @@ def test_tensors_have_the_same_names_everywhere() -> None:
     assert structs["trn_group_buffers"] == structs["trn_group_batch"] == groups
     assert [name for name in structs["trn_input_buffers"] if name in batch] == batch
     assert [name for name in structs["trn_forward_batch"] if name in batch] == batch
-    assert (*batch,) == api.BATCH_FIELDS + api.PREFIX_FIELDS
+    assert (*batch,) == api.BATCH_FIELDS + api.PREFIX_FIELDS + api.TYPE_FIELDS
     assert (*groups,) == api.GROUP_FIELDS
 
 

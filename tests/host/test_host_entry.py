@@ -71,6 +71,7 @@ def test_step_counters_are_what_the_runner_counted() -> None:
     )
     runner.kv_event_steps = 6
     runner.prefix_level_steps = 7
+    runner.token_type_steps = 8
     counters = StepCounters(runner)
     assert values(counters) == [0] * (len(FIELDS) + MAX_REASONS)
     runner.eager.update({"a": 2, "b": 1})
@@ -81,7 +82,7 @@ def test_step_counters_are_what_the_runner_counted() -> None:
         "replays": 3, "eager_steps": 3, "padded_tokens": 5, "plan_calls": 8, "plan_ns": 250_000_000,
         "python_ns": 1000, "last_python_begin_ns": 1000, "last_python_end_ns": 1700,
         "last_plan_begin_ns": 1_500_000_000, "last_plan_end_ns": 1_750_000_000, "num_eager_reasons": 2,
-        "kv_event_steps": 6, "prefix_level_steps": 7,
+        "kv_event_steps": 6, "prefix_level_steps": 7, "token_type_steps": 8,
     }  # fmt: skip
     assert values(counters)[len(FIELDS) :][:3] == [2, 1, 0]
     assert counters.reasons() == ["a", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,40 @@ def test_every_fault_of_levels_is_refused_by_name(null_host: Host, model: str) -
 def test_ten_thousand_malformed_batches_with_levels(null_host: Host, model: str) -> None:
     clean = null_host("--model", model, "--levels", "--seed", "3")
     fuzzed = null_host("--model", model, "--levels", "--mode", "fuzz", "--count", "10000", "--seed", "3")
+    assert served(fuzzed) == served(clean)
+    assert fuzzed.of("logits") == clean.of("logits")
+    assert sum(int(line[2]) for line in fuzzed.of("fuzz")) > 7000, "most mutants are malformed"
+
+
+TYPES = ["null:types=3", "null:types=2,csr=1,recurrent=1,window=6"]
+
+
+@pytest.mark.parametrize("model", TYPES)
+def test_types_of_tokens_matter_and_do_not_depend_on_how_they_are_served(null_host: Host, model: str) -> None:
+    clean = null_host("--model", model)
+    expected = served(clean)
+    assert expected != served(null_host("--model", re.sub(r"types=\d", "types=0", model)))
+    for way in (("--own",), ("--allocate",), ("--chunk", "5", "--seed", "7")):
+        run = null_host("--model", model, *way)
+        assert served(run) == expected, way
+        assert 0 < run.stats["token_type_steps"] < run.stats["executes"], "decodes bring none"
+    assert clean.stats["copied_tensors"] == 0
+
+
+@pytest.mark.parametrize("model", TYPES)
+def test_every_fault_of_types_is_refused_by_name(null_host: Host, model: str) -> None:
+    clean = null_host("--model", model, "--chunk", "5")
+    faulty = null_host("--model", model, "--chunk", "5", "--mode", "faults")
+    assert served(faulty) == served(clean)
+    assert faulty.of("logits") == clean.of("logits")
+    tried = faulty.of("type_faults")
+    assert {line[2] for line in tried} == {"6"} and len(tried) > 2
+
+
+@pytest.mark.parametrize("model", TYPES)
+def test_ten_thousand_malformed_batches_with_types(null_host: Host, model: str) -> None:
+    clean = null_host("--model", model, "--seed", "3", "--chunk", "4")
+    fuzzed = null_host("--model", model, "--mode", "fuzz", "--count", "10000", "--seed", "3", "--chunk", "4")
     assert served(fuzzed) == served(clean)
     assert fuzzed.of("logits") == clean.of("logits")
     assert sum(int(line[2]) for line in fuzzed.of("fuzz")) > 7000, "most mutants are malformed"

@@ -39,12 +39,13 @@ class Bench:
         """The tokens of the card's sequence `index`."""
         return self.reference.sequences[index][: self.card.seq_lens[index]]
 
-    def add(self, index: int) -> Request:
-        """The card's sequence `index` as a new request."""
-        tokens, positions = self.sequence(index), self.reference.positions
-        if positions is None:
-            return self.host.add(tokens)
-        return self.host.add(tokens, positions[index], self.reference.images[index])
+    def add(self, index: int, length: int | None = None) -> Request:
+        """The card's sequence `index`, or its first `length` tokens, as a new request."""
+        tokens, positions = self.sequence(index)[:length], self.reference.positions
+        if positions is not None:
+            return self.host.add(tokens, positions[index], self.reference.images[index])
+        types = self.card.token_types(index, len(tokens))
+        return self.host.add(tokens) if types is None else self.host.add(tokens, token_types=types)
 
     def close(self) -> None:
         self.executor.close()

@@ -26,9 +26,13 @@ def rows_of_prefixes(folder: Path, dtype: torch.dtype, ids: torch.Tensor, card: 
 
 def _pooled(model: PreTrainedModel, ids: torch.Tensor, card: Card) -> torch.Tensor:
     """As sentence-transformers does it, without padding."""
+    given = {}
+    if card.second_texts:
+        types = [card.token_types(index, len(row)) or [0] * len(row) for index, row in enumerate(ids)]
+        given["token_type_ids"] = torch.tensor(types)
     if card.pooling is None:
-        scores: torch.Tensor = model(ids).logits
+        scores: torch.Tensor = model(ids, **given).logits
         return scores
-    hidden = model(ids).last_hidden_state
+    hidden = model(ids, **given).last_hidden_state
     pooled = hidden[:, 0] if card.pooling.mode == "cls" else hidden.sum(1) / ids.shape[1]
     return F.normalize(pooled, p=2, dim=-1) if card.pooling.normalize else pooled

@@ -102,6 +102,8 @@ class Request:
     positions: torch.Tensor | None = None
     """[tokens, axes] int32; None: each token's index, on every axis."""
     images: Sequence[ReferenceImage] = ()
+    token_types: Sequence[int] | None = None
+    """The type of each token; None: all of type 0."""
     rows: dict[int, range] = field(default_factory=dict)
     """Per image whose tokens are under way: its rows of the encoder pool."""
 
@@ -184,7 +186,11 @@ class HostDouble:
         return any(pool.is_recurrent for pool in self.pools)
 
     def add(
-        self, tokens: Sequence[int], positions: torch.Tensor | None = None, images: Sequence[ReferenceImage] = ()
+        self,
+        tokens: Sequence[int],
+        positions: torch.Tensor | None = None,
+        images: Sequence[ReferenceImage] = (),
+        token_types: Sequence[int] | None = None,
     ) -> Request:
         """A request with nothing cached."""
         return Request(
@@ -193,6 +199,7 @@ class HostDouble:
             kv_start=[0] * len(self.pools),
             positions=positions,
             images=images,
+            token_types=token_types,
         )
 
     def _take_states(self) -> list[list[int]]:
@@ -331,6 +338,10 @@ class HostDouble:
                 self._fill_states(tensors.groups[index], index, batch)
             else:
                 self._fill_paged(tensors.groups[index], index, batch, spans)
+        types = [c.request.token_types or [0] * len(c.request.tokens) for c in batch]
+        has_types = any(map(any, types))
+        if has_types:
+            _write(tensors.token_type_ids, [given[p] for given, span in zip(types, spans, strict=True) for p in span])
         prefixes = self._prefix_levels(batch) if self.levels else []
         if prefixes:
             _write(tensors.prefix_indptr, [0, *itertools.accumulate(count for count, _ in prefixes)])
@@ -345,6 +356,7 @@ class HostDouble:
             max_seq_len=max((span.stop for span in spans), default=0),
             has_kv_events=int(self.events.active),
             num_prefixes=len(prefixes),
+            has_token_types=int(has_types),
         )
         buffers.counts.copy_(torch.tensor([getattr(counts, name) for name in COUNT_FIELDS]))
         return len(wanted)

@@ -208,7 +208,7 @@ def _whole_prompts(
 ) -> None:
     """One step of the first so many tokens of sequences; what is wanted of a prompt is the row of its last token."""
     wanted = [True] * len(prompts) if wanted is None else wanted
-    requests = [bench.host.add(bench.sequence(index)[:length]) for index, length in prompts]
+    requests = [bench.add(index, length) for index, length in prompts]
     rows = [(length - 1,) if wants else () for (_, length), wants in zip(prompts, wanted, strict=True)]
     chunks = [Chunk(request, request.remaining, want) for request, want in zip(requests, rows, strict=True)]
     for (index, length), found in zip(prompts, bench.host.step(chunks), strict=True):

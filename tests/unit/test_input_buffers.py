@@ -22,7 +22,8 @@ JUNK = -777
 
 
 def _buffers(*, static: bool = True) -> InputBuffers:
-    return InputBuffers(LIMITS, SPEC, ALL, 5, torch.device("cpu"), static=static, on_host=True, prefix_levels=True)
+    optional = {"prefix_levels": True, "token_types": True}
+    return InputBuffers(LIMITS, SPEC, ALL, 5, torch.device("cpu"), static=static, on_host=True, **optional)
 
 
 def _fill(buffers: InputBuffers, buffer_set: int, counts: BatchCounts, value: int) -> None:
@@ -36,10 +37,34 @@ def _fill(buffers: InputBuffers, buffer_set: int, counts: BatchCounts, value: in
 
 
 def test_every_field_has_a_policy() -> None:
-    layouts = field_layouts(LIMITS, SPEC, ALL, prefix_levels=True)
+    layouts = field_layouts(LIMITS, SPEC, ALL, prefix_levels=True, token_types=True)
     assert {layout.leaf for layout in layouts} == set(POLICIES)
     without = field_layouts(LIMITS, SPEC, ALL)
-    assert [layout for layout in layouts if layout not in without] == [x for x in layouts if x.is_host_only]
+    optional = {layout.leaf for layout in layouts if layout not in without}
+    assert optional == {*(x.leaf for x in layouts if x.is_host_only), "token_type_ids"}
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_types_of_tokens_are_zero_in_a_step_without_them(static: bool) -> None:
+    """At the same address as those of a step with them; absent where the step reads the lent tensors."""
+    buffers = _buffers(static=static)
+    typed = BatchCounts(num_tokens=3, num_reqs=3, num_logits=1, has_token_types=1)
+    plain = BatchCounts(num_tokens=3, num_reqs=3, num_logits=1)
+    bucket = Bucket(mode=Mode.PIECEWISE, num_tokens=4, num_reqs=3, num_logits=2)
+    _fill(buffers, 0, typed, 1)
+    _fill(buffers, 1, plain, JUNK)
+    first = buffers.stage(0, typed, bucket)
+    assert first.host.token_type_ids.tolist() == [1, 1, 1]
+    assert first.device.token_type_ids.tolist() == ([1, 1, 1, 0] if static else [1, 1, 1])
+    address = first.device.token_type_ids.data_ptr()
+    second = buffers.stage(1, plain, bucket)
+    assert second.host.token_type_ids is None
+    if not static:
+        assert second.device.token_type_ids is None
+        return
+    assert second.device.token_type_ids.tolist() == [0, 0, 0, 0]
+    assert second.device.token_type_ids.data_ptr() == address
+    assert buffers.stage(1, plain, bucket).device is second.device, "views are kept"
 
 
 @pytest.mark.parametrize("static", [True, False])

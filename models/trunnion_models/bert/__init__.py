@@ -1,4 +1,4 @@
-"""BERT: an encoder of text, for embeddings (sentence-transformers) and for scores of one text (classifiers)."""
+"""BERT: an encoder of text, for embeddings (sentence-transformers) and for scores of texts or pairs (classifiers)."""
 
 ARCHITECTURES = {"BertForSequenceClassification": "model:BertForSequenceClassification"}
 

@@ -42,6 +42,15 @@ CARDS: tuple[Card, ...] = (
         changes={"id2label": {"0": "a", "1": "b", "2": "c"}},
     ),
     _card(
+        "pairs",
+        "BertForSequenceClassification",
+        "a cross-encoder: the tokens of the second text are of another type, one sequence is a single text; "
+        "scores enough for an error in bfloat16 to be no luck",
+        quick=True,
+        changes={"id2label": {str(index): f"score {index}" for index in range(8)}},
+        second_texts=(9, 64, 5),
+    ),
+    _card(
         "embedding",
         "BertModel",
         "the mean of all tokens, of length 1",

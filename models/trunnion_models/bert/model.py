@@ -1,4 +1,4 @@
-"""BERT encoder (arXiv:1810.04805): embeddings as sentence-transformers pools them, and classifiers."""
+"""BERT encoder (arXiv:1810.04805): embeddings as sentence-transformers pools them, classifiers and cross-encoders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trunnion_models.bert.weights import EMBEDDING_WEIGHT_MAP, WEIGHT_MAP
 
 
 class BertEmbeddings(nn.Module):
-    """Words, positions and types of tokens. All tokens are of type 0: nobody tells of a second text."""
+    """Words, positions and types of tokens."""
 
     def __init__(self, config: BertConfig, ctx: BuildContext, prefix: str) -> None:
         super().__init__()
@@ -30,9 +30,16 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = LayerNorm(size, config.layer_norm_eps, ctx=ctx)
         self.position_offset = config.position_offset
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor | None) -> torch.Tensor:
-        words = self.word_embeddings(input_ids) if words is None else words
-        typed = words + self.token_type_embeddings.weight[0]
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        types = self.token_type_embeddings
+        typed = words + (types.weight[0] if token_type_ids is None else types(token_type_ids))
         return self.LayerNorm(typed + self.position_embeddings(positions + self.position_offset))
 
 
@@ -113,7 +120,7 @@ class BertPooler(nn.Module):
 
 
 class BertModel(nn.Module):
-    """[T] tokens and positions -> hidden states [T, hidden_size]; a classifier has a `pooler` too."""
+    """[T] tokens, positions and types (None: all 0) -> hidden states [T, hidden_size]; a classifier has a `pooler`."""
 
     def __init__(self, config: BertConfig, ctx: BuildContext, prefix: str, *, with_pooler: bool = False) -> None:
         super().__init__()
@@ -122,9 +129,13 @@ class BertModel(nn.Module):
         self.pooler = BertPooler(config, ctx, f"{prefix}.pooler") if with_pooler else None
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.encoder(self.embeddings(input_ids, positions, inputs_embeds))
+        return self.encoder(self.embeddings(input_ids, positions, inputs_embeds, token_type_ids))
 
 
 class BertEmbedding(nn.Module):
@@ -135,20 +146,25 @@ class BertEmbedding(nn.Module):
         super().__init__()
         self.config = config
         self.embedding_size = config.hidden_size
+        self.num_token_types = config.type_vocab_size
         self.bert = BertModel(config, ctx, f"{prefix}.bert" if prefix else "bert")
         self.pooling = SequencePooling(ctx=ctx)
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.pooling(self.bert(input_ids, positions, inputs_embeds), positions)
+        return self.pooling(self.bert(input_ids, positions, inputs_embeds, token_type_ids), positions)
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.pooling.finish(hidden)
 
 
 class BertForSequenceClassification(nn.Module):
-    """Scores of one text, [num_labels], as they leave the last layer."""
+    """Scores of a text, or of a pair that types tell apart, [num_labels], as they leave the last layer."""
 
     config_class = BertConfig
     weight_map = WEIGHT_MAP
@@ -158,15 +174,20 @@ class BertForSequenceClassification(nn.Module):
         base = f"{prefix}." if prefix else ""
         self.config = config
         self.embedding_size = config.num_labels
+        self.num_token_types = config.type_vocab_size
         self.bert = BertModel(config, ctx, f"{base}bert", with_pooler=True)
         self.classifier = ReplicatedLinear(
             config.hidden_size, config.num_labels, bias=True, ctx=ctx, prefix=f"{base}classifier"
         )
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return rows_of_first_tokens(self.bert(input_ids, positions, inputs_embeds), positions)
+        return rows_of_first_tokens(self.bert(input_ids, positions, inputs_embeds, token_type_ids), positions)
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.bert.pooler(hidden)).float()

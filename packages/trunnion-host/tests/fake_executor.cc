@@ -77,7 +77,8 @@ struct trn_executor {
   };
   Lent sets[2];
   std::vector<int32_t> input_ids, positions, query_start_loc, seq_lens, logits_indices, encoder_indices,
-      hidden_indices, prefix_indptr, prefix_lens;
+      hidden_indices, prefix_indptr, prefix_lens, token_type_ids;
+  bool has_token_types = false;
   std::vector<int32_t> rows;  // the encoder pool
   std::vector<float> logits;
   trn_executor_stats stats{};
@@ -107,6 +108,7 @@ struct trn_executor {
     seq_lens.resize(seqs);
     prefix_indptr.resize(seqs + 1);
     prefix_lens.resize(seqs);
+    token_type_ids.resize(tokens);
     logits_indices.resize(limits.max_logits_rows);
     logits.resize(size_t(limits.max_logits_rows) * size_t(width()));
     for (const fake::Group& spec : config.groups) {
@@ -140,7 +142,7 @@ struct trn_executor {
                              &group.kv_indices, &group.kv_last_page_len, &group.state_indices,
                              &group.has_initial_state, &group.num_accepted});
     }
-    all.insert(all.end(), {&prefix_indptr, &prefix_lens});
+    all.insert(all.end(), {&prefix_indptr, &prefix_lens, &token_type_ids});
     return all;
   }
 
@@ -188,7 +190,8 @@ struct trn_executor {
   uint64_t position_hash(int32_t token) const;
   int32_t token_of(int32_t token) const {
     const bool image = takes_images() && encoder_indices[token] >= 0;
-    return image ? rows[encoder_indices[token]] : input_ids[token];
+    const int32_t id = image ? rows[encoder_indices[token]] : input_ids[token];
+    return has_token_types ? id + 5003 * token_type_ids[token] : id;
   }
   void encode(const trn_forward_batch& batch, bool ruin);
   void check_positions(int32_t request) const;
@@ -200,6 +203,7 @@ struct trn_executor {
   // Rows of a request that are no placeholders.
   int32_t num_real(int32_t request) const;
   void check_levels(const trn_forward_batch& batch) const;
+  void check_types(const trn_forward_batch& batch) const;
   void check_drafts(const trn_forward_batch& batch) const;
   void check_hidden(const trn_forward_batch& batch) const;
   void keep_hidden(const trn_forward_batch& batch);
@@ -277,6 +281,16 @@ void trn_executor::check_levels(const trn_forward_batch& batch) const {
   }
   const std::lock_guard lock(breach_mutex);
   all_levels.push_back(std::move(told));
+}
+
+// A step brings types where a request has some, and then of every token.
+void trn_executor::check_types(const trn_forward_batch& batch) const {
+  expect(batch.has_token_types == 0 || config.num_token_types > 0, "token types for a model that takes none");
+  if (batch.has_token_types == 0) return;
+  for (int32_t t = 0; t < batch.num_tokens; ++t) {
+    expect(token_type_ids[t] >= 0 && token_type_ids[t] < config.num_token_types, "token_type_ids[", t, "] is ",
+           token_type_ids[t]);
+  }
 }
 
 // Placeholders are in verifications only, a verification is in the step only where there is something to verify.
@@ -608,6 +622,7 @@ trn_status trn_executor_model_info(trn_executor* executor, trn_model_info* info)
   info->encoder_patch_dim = executor->config.patch_dim;
   info->accepts_prefix_levels = executor->config.accepts_prefix_levels;
   info->needs_whole_prompts = executor->config.needs_whole_prompts;
+  info->num_token_types = executor->config.num_token_types;
   return TRN_OK;
 }
 
@@ -659,9 +674,10 @@ trn_status trn_executor_input_buffers(trn_executor* executor, int32_t index, trn
   if (executor->target != nullptr) buffers->hidden_indices = set.memory[6].data();
   buffers->groups = set.groups.data();
   if (executor->config.accepts_prefix_levels) {
-    buffers->prefix_indptr = set.memory[set.memory.size() - 2].data();
-    buffers->prefix_lens = set.memory.back().data();
+    buffers->prefix_indptr = set.memory[set.memory.size() - 3].data();
+    buffers->prefix_lens = set.memory[set.memory.size() - 2].data();
   }
+  if (executor->config.num_token_types > 0) buffers->token_type_ids = set.memory.back().data();
   (executor->config.pooled_width > 0 ? buffers->pooled : buffers->logits) = executor->logits.data();
   return TRN_OK;
 }
@@ -671,10 +687,12 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
     expect(executor->thread == std::this_thread::get_id(), "execute on another thread than create");
     expect(batch->buffer_set == static_cast<int32_t>(executor->step % 2), "buffer_set ", batch->buffer_set);
     executor->take_inputs(executor->sets[batch->buffer_set]);
+    executor->has_token_types = batch->has_token_types != 0;
     executor->check_counts(*batch);
     executor->check_images(*batch);
     executor->check_drafts(*batch);
     executor->check_levels(*batch);
+    executor->check_types(*batch);
     if (executor->target != nullptr) executor->check_hidden(*batch);
     for (const GroupState& group : executor->groups) {
       if (group.spec.kind == TRN_CACHE_RECURRENT) {
@@ -699,6 +717,7 @@ trn_status trn_executor_execute(trn_executor* executor, const trn_forward_batch*
   executor->stats.executes += status == TRN_OK;
   executor->stats.kv_event_steps += status == TRN_OK && batch->kv_events != nullptr;
   executor->stats.prefix_level_steps += status == TRN_OK && batch->num_prefixes > 0;
+  executor->stats.token_type_steps += status == TRN_OK && batch->has_token_types != 0;
   executor->stats.refused += status == TRN_REFUSED;
   executor->stats.failed += status == TRN_FAILED;
   if (!executor->still_holds(executor->sets[batch->buffer_set])) note("a set was written to while its step ran");

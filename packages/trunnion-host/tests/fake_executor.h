@@ -31,6 +31,8 @@ struct Config {
   bool accepts_prefix_levels = false;
   // Whether all tokens of a request must come in one step.
   bool needs_whole_prompts = false;
+  // Types of tokens; 0 = the model takes none.
+  int32_t num_token_types = 0;
   // Asked at each execute, counted from 1, after the checks. Anything but TRN_OK leaves the step's slots ruined, unless
   // REFUSED. May block.
   std::function<trn_status(uint64_t step, const trn_forward_batch& batch)> fault = {};

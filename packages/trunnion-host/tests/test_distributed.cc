@@ -30,6 +30,7 @@ ModelFacts facts() {
   made.encoder_patch_dim = 2;
   made.has_csr = made.has_num_accepted = made.has_hidden_indices = made.has_encoder_indices = true;
   made.accepts_prefix_levels = true;
+  made.num_token_types = 2;
   made.groups = {{false, kWidth}, {true, kStates}};
   return made;
 }
@@ -51,6 +52,7 @@ struct Lent {
     inputs.encoder_indices = next(16);
     inputs.prefix_indptr = next(5);
     inputs.prefix_lens = next(4);
+    inputs.token_type_ids = next(16);
     inputs.groups = groups;
   }
   int32_t* next(size_t count) {
@@ -89,6 +91,7 @@ trn_forward_batch fill(Lent& lent) {
   batch.num_encoder_items = 2;
   batch.encoder_items = lent.items;
   batch.num_prefixes = 2;
+  batch.has_token_types = 1;
   return batch;
 }
 
@@ -100,7 +103,7 @@ std::vector<std::pair<const int32_t*, size_t>> used_rows(const Lent& lent) {
           {pages.kv_last_page_len, 2}, {pages.block_table, 2 * kWidth}, {states.state_indices, 2 * kStates},
           {states.has_initial_state, 2}, {states.num_accepted, 2},
           {lent.inputs.hidden_indices, 5}, {lent.inputs.encoder_indices, 5},
-          {lent.inputs.prefix_indptr, 3}, {lent.inputs.prefix_lens, 2}};
+          {lent.inputs.prefix_indptr, 3}, {lent.inputs.prefix_lens, 2}, {lent.inputs.token_type_ids, 5}};
 }
 
 template <typename Error, typename Call>
@@ -135,6 +138,7 @@ TEST(batches_arrive_as_they_were_sent) {
   CHECK_EQ(arrived.lens_are_exact, 1);
   CHECK_EQ(arrived.num_encoder_items, 2);
   CHECK_EQ(arrived.num_prefixes, 2);
+  CHECK_EQ(arrived.has_token_types, 1);
   for (int i = 0; i < 2; ++i) {
     const trn_encoder_item &sent = from.items[i], &received = arrived.encoder_items[i];
     CHECK(std::equal(sent.grid, sent.grid + 3, received.grid));
@@ -218,6 +222,22 @@ TEST(prefix_levels_are_sent_only_where_they_are_accepted) {
   BatchCodec(other).encode(batch, from.inputs, payload);
   CHECK_EQ(BatchCodec(other).decode(payload, std::span(&to.inputs, 1), images).num_prefixes, 0);
   CHECK_EQ(to.inputs.prefix_indptr[0], Lent(-1000).inputs.prefix_indptr[0]);
+}
+
+TEST(token_types_are_sent_only_where_they_are_taken) {
+  Lent from(1000), to(-1000);
+  DecodedImages images;
+  Bytes payload;
+  trn_forward_batch batch = fill(from);
+  BatchCodec(facts()).encode(batch, from.inputs, payload);
+  ModelFacts other = facts();
+  other.num_token_types = 0;
+  CHECK_EQ(thrown<ProtocolError>([&] { BatchCodec(other).decode(payload, std::span(&to.inputs, 1), images); }),
+           std::string("has_token_types 1 is outside 0 ... 0"));
+  batch.has_token_types = 0;
+  BatchCodec(other).encode(batch, from.inputs, payload);
+  CHECK_EQ(BatchCodec(other).decode(payload, std::span(&to.inputs, 1), images).has_token_types, 0);
+  CHECK_EQ(to.inputs.token_type_ids[0], Lent(-1000).inputs.token_type_ids[0]);
 }
 
 TEST(messages_cross_a_socket_whole) {

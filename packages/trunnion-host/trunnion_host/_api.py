@@ -106,6 +106,7 @@ class ModelInfo(ctypes.Structure):
         ("encoder_patch_dim", c_int32),
         ("accepts_prefix_levels", c_int32),
         ("needs_whole_prompts", c_int32),
+        ("num_token_types", c_int32),
     ]
 
 
@@ -178,6 +179,7 @@ BATCH_FIELDS = (
     "encoder_indices",
 )
 PREFIX_FIELDS = ("prefix_indptr", "prefix_lens")
+TYPE_FIELDS = ("token_type_ids",)
 
 
 class GroupBuffers(ctypes.Structure):
@@ -198,6 +200,7 @@ class InputBuffers(ctypes.Structure):
         ("pooled", POINTER(c_float)),
         ("sampled_ids", POINTER(c_int32)),
         *((name, POINTER(c_int32)) for name in PREFIX_FIELDS),
+        *((name, POINTER(c_int32)) for name in TYPE_FIELDS),
     ]
 
 
@@ -253,6 +256,8 @@ class ForwardBatch(ctypes.Structure):
         ("kv_events", POINTER(KvEvents)),
         ("num_prefixes", c_int32),
         *((name, POINTER(DLTensor)) for name in PREFIX_FIELDS),
+        ("has_token_types", c_int32),
+        *((name, POINTER(DLTensor)) for name in TYPE_FIELDS),
     ]
 
 
@@ -297,6 +302,7 @@ class ExecutorStats(ctypes.Structure):
         ("last_plan_end_ns", c_int64),
         ("kv_event_steps", c_uint64),
         ("prefix_level_steps", c_uint64),
+        ("token_type_steps", c_uint64),
     ]
 
 

@@ -120,6 +120,7 @@ class HostRequest(ctypes.Structure):
         ("images", POINTER(HostImage)),
         ("positions", POINTER(c_int32)),
         ("position_delta", c_int32),
+        ("token_type_ids", POINTER(c_int32)),
     ]
 
 
@@ -290,6 +291,7 @@ def host_request(
     positions: Sequence[Sequence[int]] | None = None,
     position_delta: int = 0,
     num_axes: int = 1,
+    token_type_ids: Sequence[int] | None = None,
 ) -> HostRequest:
     """A request as the C struct; it keeps the memory it points to alive."""
     structs = [_host_image(image) for image in images]
@@ -318,10 +320,21 @@ def host_request(
         images=(HostImage * len(structs))(*structs) if structs else None,
         positions=None if positions is None else _positions(positions, len(token_ids), num_axes),
         position_delta=position_delta,
+        token_type_ids=_types(token_type_ids, len(token_ids)),
     )
 
 
-def embed_request(token_ids: Sequence[int]) -> HostRequest:
+def _types(token_type_ids: Sequence[int] | None, num_tokens: int) -> ctypes.Array[c_int32] | None:
+    if token_type_ids is None:
+        return None
+    if len(token_type_ids) != num_tokens:
+        raise InvalidError(
+            f"token_type_ids has {len(token_type_ids)} entries, expected one for each of {num_tokens} tokens"
+        )
+    return _ids(token_type_ids)
+
+
+def embed_request(token_ids: Sequence[int], token_type_ids: Sequence[int] | None = None) -> HostRequest:
     """As `host_request`, for a model that pools: nothing is sampled."""
     return HostRequest(
         struct_size=ctypes.sizeof(HostRequest),
@@ -329,6 +342,7 @@ def embed_request(token_ids: Sequence[int]) -> HostRequest:
         token_ids=_ids(token_ids),
         sampling=HostSampling(struct_size=ctypes.sizeof(HostSampling)),
         kind=REQUEST_EMBED,
+        token_type_ids=_types(token_type_ids, len(token_ids)),
     )
 
 

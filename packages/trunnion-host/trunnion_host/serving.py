@@ -93,6 +93,8 @@ class ServingHost:
         """Columns of `positions`: 1, or 3 where images span time, height and width."""
         self.encoder_patch_dim: int = info.encoder_patch_dim
         """Numbers of an image's patch; 0: the model takes no images."""
+        self.num_token_types: int = info.num_token_types
+        """Types of tokens are below it; 0: the model takes none."""
 
     def submit(
         self,
@@ -102,6 +104,7 @@ class ServingHost:
         images: Sequence[Image] = (),
         positions: Sequence[Sequence[int]] | None = None,
         position_delta: int = 0,
+        token_type_ids: Sequence[int] | None = None,
     ) -> int:
         """Queue a prompt and return the request's id; without `sampling` it is greedy to the limit.
 
@@ -110,37 +113,41 @@ class ServingHost:
             positions: [num_tokens, num_position_axes] of a model with several axes; None in a prompt without images: a
                 token lies at its index on each.
             position_delta: a generated token lies at its index + this on every axis.
+            token_type_ids: the type of each token, of a model that takes them; None: all of type 0.
 
         Raises:
             InvalidError: an id outside the vocabulary, a parameter outside its limits, a prompt that can never fit,
-                images that the model or the encoder pool cannot take; or the model pools embeddings.
+                images or types that the model or the encoder pool cannot take; or the model pools embeddings.
             ClosedError, DeadError: the host takes no requests any more.
         """
         sampling = sampling if sampling is not None else SamplingParams()
         request_id = self._submit(
-            abi.host_request(token_ids, sampling, images, positions, position_delta, self.num_position_axes)
+            abi.host_request(
+                token_ids, sampling, images, positions, position_delta, self.num_position_axes, token_type_ids
+            )
         )
         if sampling.num_logprobs is not None:
             self._logprobs.add(request_id)
         return request_id
 
-    def submit_embedding(self, token_ids: Sequence[int]) -> int:
-        """Queue a text to embed and return the request's id; its finished event carries the embedding.
+    def submit_embedding(self, token_ids: Sequence[int], token_type_ids: Sequence[int] | None = None) -> int:
+        """Queue a text to embed, or a pair to score, and return the request's id; its finished event carries the
+        embedding, or the scores. `token_type_ids` are as in `submit`.
 
         Raises:
             InvalidError: as `submit`; or the model generates.
             ClosedError, DeadError: the host takes no requests any more.
         """
-        return self._submit(abi.embed_request(token_ids))
+        return self._submit(abi.embed_request(token_ids, token_type_ids))
 
-    def embed(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+    def embed(self, token_ids: Sequence[int], token_type_ids: Sequence[int] | None = None) -> tuple[float, ...]:
         """The embedding of a text, `embedding_width` floats.
 
         Raises:
             InvalidError, ClosedError, DeadError: as `submit_embedding`.
             HostError: the request ended without an embedding.
         """
-        (event,) = self.stream(self.submit_embedding(token_ids))
+        (event,) = self.stream(self.submit_embedding(token_ids, token_type_ids))
         if event.embedding is None:
             raise HostError(event.error or f"the request was {event.reason}")
         return event.embedding

@@ -211,6 +211,8 @@ class Stats:
     """Whose layers waited for and signalled events of the host."""
     prefix_level_steps: int
     """In which the executor was told what leading blocks requests share."""
+    token_type_steps: int
+    """In which a request brought token types."""
     num_drafts: int
     verify_steps: int
     """Of `steps`, those with drafts."""

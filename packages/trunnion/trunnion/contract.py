@@ -183,6 +183,8 @@ class BatchCounts:
     """1 when the host gave events per cache layer: no full graph."""
     num_prefixes: int = 0
     """P: ranges of requests that share leading blocks, only to an executor that accepts them: no full graph."""
+    has_token_types: int = 0
+    """1 when the batch has `token_type_ids`, only to a model that takes them; 0 = all tokens are of type 0."""
 
 
 COUNT_FIELDS: tuple[str, ...] = tuple(spec.name for spec in dataclasses.fields(BatchCounts))
@@ -255,6 +257,12 @@ class BatchTensors:
     prefix_lens: torch.Tensor | None = None
     """[P]: so many leading tokens of every request of the range were cached before this step, in the same blocks of all
     full and MLA cache groups: a multiple of `block_size`; 0 = the range shares nothing."""
+    token_type_ids: torch.Tensor | None = None
+    """[T]: the type of each token, below the model's `num_token_types`; a cross-encoder's query is of type 0, its
+    document of type 1.
+
+    None for a model that takes none, and on the host in a step without them, in which all tokens are of type 0.
+    """
     groups: tuple[GroupTensors, ...] = ()
     """One per cache group, in the order of `KVCacheSpec.groups`."""
 

@@ -125,9 +125,11 @@ typedef struct trn_model_info {
   int32_t encoder_patch_dim; /* columns of an image's patches; 0 = the model takes no images */
   int32_t accepts_prefix_levels; /* 1 if a batch may say which requests share leading blocks (num_prefixes) */
   int32_t needs_whole_prompts; /* 1 if tokens see those after them: all tokens of a request come in one step */
+  int32_t num_token_types; /* token_type_ids are 0 ... num_token_types - 1; 0 = the model takes none */
 } trn_model_info;
 /* A struct of an older host, which ends with num_buffer_sets, is filled as far as it goes; a model that pools refuses
- * it, and one that needs whole prompts any that ends before it could say so. The same holds for `pooled`, the last field of trn_input_buffers and trn_forward_output. */
+ * it, and one that needs whole prompts any that ends before it could say so. The same holds for `pooled`, the last field of
+ * trn_input_buffers and trn_forward_output. One that ends before num_token_types is served as before: all tokens of type 0. */
 TRN_API trn_status trn_executor_model_info(trn_executor *executor, trn_model_info *info);
 
 typedef struct trn_cache_tensor_spec {
@@ -210,6 +212,7 @@ typedef struct trn_input_buffers {
   /* Prefix levels, NULL where the executor does not accept them: range p holds requests prefix_indptr[p] and on. */
   int32_t *prefix_indptr; /* [max_num_seqs + 1] */
   int32_t *prefix_lens;   /* [max_num_seqs] leading tokens of each request of the range that lie in the same blocks */
+  int32_t *token_type_ids; /* [max_num_tokens], NULL where num_token_types is 0; read if has_token_types */
 } trn_input_buffers;
 TRN_API trn_status trn_executor_input_buffers(trn_executor *executor, int32_t buffer_set, trn_input_buffers *buffers);
 
@@ -287,8 +290,11 @@ typedef struct trn_forward_batch {
   const trn_kv_events *kv_events;        /* or NULL, at no cost */
   int32_t num_prefixes; /* ranges of consecutive requests that share leading blocks; 0 = nothing said, at no cost */
   const DLTensor *prefix_indptr, *prefix_lens;
+  int32_t has_token_types; /* 1 = the batch has token_type_ids; 0 = all tokens are of type 0, at no cost */
+  const DLTensor *token_type_ids;
 } trn_forward_batch;
-/* The struct of an older host, which ends with kv_events, says nothing of prefixes. */
+/* The struct of an older host, which ends with kv_events, says nothing of prefixes; one that ends with prefix_lens says
+ * nothing of token types. */
 
 typedef struct trn_forward_output {
   uint32_t struct_size;
@@ -330,6 +336,7 @@ typedef struct trn_executor_stats {
   int64_t last_plan_begin_ns, last_plan_end_ns;
   uint64_t kv_event_steps; /* executes with KV events, none of them in a full graph */
   uint64_t prefix_level_steps; /* executes in which requests share leading blocks, none of them in a full graph */
+  uint64_t token_type_steps;   /* executes with token types */
 } trn_executor_stats;
 /* A struct of an older host, which ends with gil_wait_seconds or later, is filled as far as it goes. */
 TRN_API trn_status trn_executor_get_stats(trn_executor *executor, trn_executor_stats *stats);

@@ -108,6 +108,9 @@ typedef struct trn_host_request {
    * a token lies at its index on every axis. */
   const int32_t *positions;
   int32_t position_delta; /* a generated token lies at its index + this on every axis; 0 or below */
+  /* [num_tokens] type of each token, copied, of a model with num_token_types; NULL = all of type 0. A generated token has
+   * the last one's. The struct of an older caller ends before it. */
+  const int32_t *token_type_ids;
 } trn_host_request;
 
 /* Ids count from 1. A request that can never run (empty, too long, more blocks than the pool has) is refused here. */
@@ -192,6 +195,7 @@ typedef struct trn_host_stats {
   uint64_t draft_replays, draft_eager_steps;        /* as above, of the draft's executor */
   int32_t num_drafts;                               /* the option */
   uint64_t prefix_level_steps;                      /* whose requests' shared blocks the executor was told of */
+  uint64_t token_type_steps;                        /* in which a request brought token types */
 } trn_host_stats;
 TRN_API trn_host_status trn_host_get_stats(trn_host *host, trn_host_stats *stats);
 

@@ -13,8 +13,8 @@ namespace {
 static_assert(sizeof(trn_group_buffers) == 9 * sizeof(void*));
 static_assert(offsetof(trn_input_buffers, groups) == offsetof(trn_input_buffers, input_ids) + 7 * sizeof(void*));
 static_assert(offsetof(trn_forward_batch, input_ids) == 12 * sizeof(int32_t));
-static_assert(sizeof(trn_input_buffers) == offsetof(trn_input_buffers, prefix_lens) + sizeof(void*));
-static_assert(sizeof(trn_forward_batch) == offsetof(trn_forward_batch, prefix_lens) + sizeof(void*));
+static_assert(sizeof(trn_input_buffers) == offsetof(trn_input_buffers, token_type_ids) + sizeof(void*));
+static_assert(sizeof(trn_forward_batch) == offsetof(trn_forward_batch, token_type_ids) + sizeof(void*));
 
 // The order on the wire.
 constexpr std::array kCounts = {
@@ -22,6 +22,7 @@ constexpr std::array kCounts = {
     &trn_forward_batch::num_logits,    &trn_forward_batch::num_decodes,      &trn_forward_batch::decode_query_len,
     &trn_forward_batch::max_query_len, &trn_forward_batch::max_seq_len,      &trn_forward_batch::lens_are_exact,
     &trn_forward_batch::hidden_source, &trn_forward_batch::num_prefixes,
+    &trn_forward_batch::has_token_types,
 };
 
 // Blocks of one row of a table: block 0 is never a request's, so the first 0 is the row's end.
@@ -55,6 +56,7 @@ void BatchCodec::encode(const trn_forward_batch& batch, const trn_input_buffers&
     writer.put_array(from.prefix_indptr, num_prefixes + 1);
     writer.put_array(from.prefix_lens, num_prefixes);
   }
+  if (batch.has_token_types != 0) writer.put_array(from.token_type_ids, num_tokens);
   for (size_t g = 0; g < facts_.groups.size(); ++g) {
     const trn_group_buffers& group = from.groups[g];
     if (facts_.groups[g].recurrent) {
@@ -123,6 +125,7 @@ trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
   check_count(batch.num_reqs, facts_.limits.max_num_seqs, "num_reqs");
   check_count(batch.num_logits, facts_.limits.max_logits_rows, "num_logits");
   check_count(batch.num_prefixes, facts_.accepts_prefix_levels ? batch.num_reqs : 0, "num_prefixes");
+  check_count(batch.has_token_types, facts_.num_token_types > 0 ? 1 : 0, "has_token_types");
   const trn_input_buffers& to = sets[static_cast<size_t>(batch.buffer_set)];
   const auto num_tokens = static_cast<size_t>(batch.num_tokens);
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
@@ -137,6 +140,7 @@ trn_forward_batch BatchCodec::decode(std::span<const std::byte> payload,
     reader.take(to.prefix_indptr, num_prefixes + 1);
     reader.take(to.prefix_lens, num_prefixes);
   }
+  if (batch.has_token_types != 0) reader.take(to.token_type_ids, num_tokens);
   for (size_t g = 0; g < facts_.groups.size(); ++g) decode_group(reader, facts_.groups[g], to.groups[g], batch);
   decode_images(reader, images, batch);
   reader.expect_end();

@@ -20,6 +20,7 @@ struct ModelFacts {
   int32_t encoder_patch_dim = 0;
   bool has_csr = false, has_num_accepted = false, has_hidden_indices = false, has_encoder_indices = false;
   bool accepts_prefix_levels = false;
+  int32_t num_token_types = 0;
   std::vector<GroupFacts> groups;
   // Equal on all ranks, or they have not loaded the same model with the same options.
   std::vector<int32_t> fingerprint;

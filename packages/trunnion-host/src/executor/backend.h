@@ -42,6 +42,7 @@ struct Description {
   bool accepts_upper_bound_lens = false;
   bool accepts_prefix_levels = false;
   bool needs_whole_prompts = false;
+  std::int32_t num_token_types = 0;  // 0 = takes none
   /// Outputs are complete when `execute` returns, `wait` has nothing to do.
   bool synchronous = true;
   /// Where caches lie.
@@ -60,7 +61,7 @@ struct BufferSet {
 
 struct Counts {
   std::int64_t num_tokens, num_reqs, num_logits, num_decodes, decode_query_len, max_query_len, max_seq_len,
-      lens_are_exact, hidden_source, has_kv_events, num_prefixes;
+      lens_are_exact, hidden_source, has_kv_events, num_prefixes, has_token_types;
 };
 
 struct GilStats {
@@ -74,7 +75,8 @@ struct GilStats {
 struct RunnerCounters {
   static constexpr std::int64_t kMaxReasons = 16;
   std::int64_t replays, eager_steps, padded_tokens, plan_calls, plan_ns, python_ns, last_python_begin_ns,
-      last_python_end_ns, last_plan_begin_ns, last_plan_end_ns, num_eager_reasons, kv_event_steps, prefix_level_steps;
+      last_python_end_ns, last_plan_begin_ns, last_plan_end_ns, num_eager_reasons, kv_event_steps, prefix_level_steps,
+      token_type_steps;
   std::int64_t eager[kMaxReasons];  // steps, by reason
 };
 

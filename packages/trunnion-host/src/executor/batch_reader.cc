@@ -2,6 +2,7 @@
 #include "batch_reader.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "status.h"
 
@@ -51,6 +52,8 @@ constexpr BatchField kPrefixFields[] = {
     TRN_BATCH_FIELD(prefix_indptr, kPrefixesPlusOne),
     TRN_BATCH_FIELD(prefix_lens, kPrefixes),
 };
+
+constexpr BatchField kTokenTypeField = TRN_BATCH_FIELD(token_type_ids, kTokens);
 
 constexpr GroupField kGroupFields[] = {
     TRN_GROUP_FIELD(slot_mapping, kTokens),
@@ -136,7 +139,7 @@ std::string group_field(std::size_t group, const char* name) { return concat("gr
 BatchReader::BatchReader(const Description& description, const trn_limits& limits)
     : description_(description), limits_(limits) {
   view_.groups.resize(description.groups.size());
-  copies_.reserve(std::size(kBatchFields) + std::size(kPrefixFields) +
+  copies_.reserve(std::size(kBatchFields) + std::size(kPrefixFields) + 1 +
                   std::size(kGroupFields) * description.groups.size());
 }
 
@@ -150,14 +153,21 @@ void BatchReader::read_counts(const trn_forward_batch& batch) {
   check_range("max_seq_len", batch.max_seq_len, 0, limits_.max_model_len);
   check_range("lens_are_exact", batch.lens_are_exact, description_.accepts_upper_bound_lens ? 0 : 1, 1);
   check_range("hidden_source", batch.hidden_source, 0, description_.has(TRN_FIELD_HIDDEN_INDICES) ? 1 : 0);
-  const std::int32_t num_prefixes = batch.struct_size >= sizeof batch ? batch.num_prefixes : 0;
+  const bool says_prefixes = batch.struct_size >= offsetof(trn_forward_batch, has_token_types);
+  const std::int32_t num_prefixes = says_prefixes ? batch.num_prefixes : 0;
   if (num_prefixes != 0 && !description_.accepts_prefix_levels) {
     refuse("num_prefixes", num_prefixes, ", expected 0: this executor does not accept prefix levels");
   }
   check_range("num_prefixes", num_prefixes, 0, batch.num_reqs);
+  const std::int32_t has_token_types = batch.struct_size >= sizeof batch ? batch.has_token_types : 0;
+  if (has_token_types != 0 && description_.num_token_types == 0) {
+    refuse("has_token_types", has_token_types, ", expected 0: this model does not take token types");
+  }
+  check_range("has_token_types", has_token_types, 0, 1);
   view_.counts = {batch.num_tokens,       batch.num_reqs,      batch.num_logits,  batch.num_decodes,
                   batch.decode_query_len, batch.max_query_len, batch.max_seq_len, batch.lens_are_exact,
-                  batch.hidden_source,    batch.kv_events != nullptr, num_prefixes};
+                  batch.hidden_source,    batch.kv_events != nullptr, num_prefixes,
+                  has_token_types};
 }
 
 const BatchView& BatchReader::read(const trn_forward_batch& batch, const BufferSet& set) {
@@ -167,6 +177,7 @@ const BatchView& BatchReader::read(const trn_forward_batch& batch, const BufferS
   if (view_.counts.num_prefixes > 0) {
     for (const BatchField& field : kPrefixFields) read_field(field, batch, set);
   }
+  if (view_.counts.has_token_types != 0) read_field(kTokenTypeField, batch, set);
   read_groups(batch, set);
   return view_;
 }

@@ -25,6 +25,8 @@ struct BatchView {
   const std::int32_t *hidden_indices{}, *encoder_indices{};
   /// Read only where `counts.num_prefixes` is not 0.
   const std::int32_t *prefix_indptr{}, *prefix_lens{};
+  /// Read only where `counts.has_token_types` is 1.
+  const std::int32_t* token_type_ids{};
   std::vector<GroupView> groups;
 };
 

@@ -72,7 +72,7 @@ const char* Core::usable_here() const noexcept {
 }
 
 void Core::model_info(trn_model_info* info) const {
-  if (description_.needs_whole_prompts) check_out(info, "info");
+  if (description_.needs_whole_prompts) check_out(info, "info", offsetof(trn_model_info, num_token_types));
   check_out(info, "info", offsetof(trn_model_info, output_kind), offsetof(trn_model_info, accepts_prefix_levels),
             description_);
   trn_model_info all{};
@@ -87,6 +87,7 @@ void Core::model_info(trn_model_info* info) const {
   all.encoder_patch_dim = description_.encoder_patch_dim;
   all.accepts_prefix_levels = description_.accepts_prefix_levels ? 1 : 0;
   all.needs_whole_prompts = description_.needs_whole_prompts ? 1 : 0;
+  all.num_token_types = description_.num_token_types;
   copy_out(all, info);
 }
 
@@ -267,6 +268,7 @@ void Core::stats(trn_executor_stats* stats) const {
   all.last_plan_end_ns = runner.last_plan_end_ns;
   all.kv_event_steps = static_cast<std::uint64_t>(runner.kv_event_steps);
   all.prefix_level_steps = static_cast<std::uint64_t>(runner.prefix_level_steps);
+  all.token_type_steps = static_cast<std::uint64_t>(runner.token_type_steps);
   std::memcpy(stats, &all, std::min<std::size_t>(all.struct_size, sizeof all));
 }
 

@@ -48,6 +48,7 @@ BufferSet LentBuffers::make_set(const Description& description, const trn_limits
     set.inputs.prefix_indptr = lend(seqs + 1);
     set.inputs.prefix_lens = lend(seqs);
   }
+  if (description.num_token_types > 0) set.inputs.token_type_ids = lend(tokens);
   output_rows_.push_back(std::make_unique<float[]>(rows * static_cast<std::size_t>(description.output_width)));
   float* output = output_rows_.back().get();
   (description.output_kind == TRN_OUTPUT_POOLED ? set.inputs.pooled : set.inputs.logits) = output;

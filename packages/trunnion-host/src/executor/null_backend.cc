@@ -55,6 +55,7 @@ class NullBackend final : public Backend {
     model_.images().encode(images);
     model_.forward(set, counts, counts.has_kv_events != 0 ? &kv_events_.slot(index, 0) : nullptr);
     counters_.kv_event_steps += counts.has_kv_events;
+    counters_.token_type_steps += counts.has_token_types;
     counters_.prefix_level_steps += shares_blocks(set.inputs.prefix_lens, counts.num_prefixes) ? 1 : 0;
   }
 
@@ -84,6 +85,7 @@ std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Ba
   }
   if (null.draft == 0) refuse("role", "draft: the model of the null executor has none without draft=1");
   if (null.pooled > 0) refuse("role", "draft: a model that pools has none");
+  if (null.types > 0) refuse("role", "draft: a model that takes token types has none");
   if (null.images > 0 || null.axes > 1) refuse("role", "draft: a model that takes images has none");
   const auto* source = dynamic_cast<const NullBackend*>(target);
   if (source == nullptr) refuse("share_with", "is no null executor");

@@ -53,6 +53,7 @@ NullModel::NullModel(const NullOptions& options, const trn_limits& limits, bool 
   description_.accepts_prefix_levels = options.levels != 0;
   description_.needs_whole_prompts = options.whole != 0;
   description_.num_position_axes = static_cast<std::int32_t>(options.axes);
+  description_.num_token_types = static_cast<std::int32_t>(options.types);
   if (options.images != 0) {
     description_.encoder_patch_dim = kNullPatchDim;
     if (limits.max_encoder_rows > 0) description_.required_fields |= TRN_FIELD_ENCODER_INDICES;
@@ -81,9 +82,11 @@ void NullModel::allocate(const std::vector<std::int32_t>& num_blocks) {
   bind(std::move(data));
 }
 
-std::int32_t NullModel::token(const BufferSet& set, std::int64_t index) const {
+std::int32_t NullModel::token(const BufferSet& set, const Counts& counts, std::int64_t index) const {
   const std::int32_t* rows = set.inputs.encoder_indices;
-  return rows == nullptr || rows[index] < 0 ? set.inputs.input_ids[index] : images_.token(rows[index]);
+  const std::int32_t id = rows == nullptr || rows[index] < 0 ? set.inputs.input_ids[index] : images_.token(rows[index]);
+  const std::int32_t type = counts.has_token_types == 0 ? 0 : set.inputs.token_type_ids[index];
+  return type == 0 ? id : static_cast<std::int32_t>(mix(static_cast<std::uint32_t>(id), static_cast<std::uint32_t>(type)) >> 33);
 }
 
 std::int32_t NullModel::position(const BufferSet& set, std::int64_t index) const {
@@ -101,7 +104,7 @@ void NullModel::write_kv(std::size_t group, void* cache, const BufferSet& set, c
   auto* pairs = static_cast<std::int32_t*>(cache);
   for (std::int64_t t = 0; t < counts.num_tokens; ++t) {
     if (slots[t] < 0) continue;
-    pairs[std::int64_t{slots[t]} * 2] = token(set, t);
+    pairs[std::int64_t{slots[t]} * 2] = token(set, counts, t);
     pairs[std::int64_t{slots[t]} * 2 + 1] = position(set, t);
   }
 }
@@ -137,7 +140,7 @@ void NullModel::roll_state(std::size_t index, void* cache, const BufferSet& set,
     std::uint64_t state = lent.has_initial_state[b] ? states[columns[start - 1]] : kNullSeed;
     const std::int32_t begin = set.inputs.query_start_loc[b];
     for (std::int32_t t = begin; t < set.inputs.query_start_loc[b + 1]; ++t) {
-      state = mix(state, static_cast<std::uint32_t>(token(set, t)));
+      state = mix(state, static_cast<std::uint32_t>(token(set, counts, t)));
       state = mix(state, static_cast<std::uint32_t>(position(set, t)));
       hashes[static_cast<std::size_t>(t)] = mix(hashes[static_cast<std::size_t>(t)], state);
       if (b < counts.num_decodes) states[columns[t - begin]] = state;

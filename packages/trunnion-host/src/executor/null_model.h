@@ -48,8 +48,8 @@ class NullModel {
   std::vector<std::vector<std::int32_t>> hidden_;
 
  private:
-  /// What the caches hold of a token: its id or its image's row, and where it lies.
-  std::int32_t token(const BufferSet& set, std::int64_t index) const;
+  /// What the caches hold of a token: its id or its image's row, mixed with its type unless that is 0, and where it lies.
+  std::int32_t token(const BufferSet& set, const Counts& counts, std::int64_t index) const;
   std::int32_t position(const BufferSet& set, std::int64_t index) const;
   void write_kv(std::size_t group, void* cache, const BufferSet& set, const Counts& counts);
   void roll_state(std::size_t group, void* cache, const BufferSet& set, const Counts& counts,

@@ -14,7 +14,7 @@ constexpr std::int64_t kMax = 1 << 30;
 std::map<std::string, std::int64_t*> keys(NullOptions& options) {
   return {{"vocab", &options.vocab},         {"pooled", &options.pooled},   {"layers", &options.layers},
           {"window", &options.window},       {"images", &options.images},   {"axes", &options.axes},
-          {"levels", &options.levels},       {"whole", &options.whole},
+          {"levels", &options.levels},       {"whole", &options.whole},    {"types", &options.types},
           {"recurrent", &options.recurrent}, {"csr", &options.csr},         {"draft", &options.draft},
           {"agree", &options.agree},         {"draft_fail_at", &options.draft_fail_at},
           {"refuse_at", &options.refuse_at},

@@ -1,5 +1,5 @@
 // The null executor's model string: "null:vocab=131,pooled=0,layers=2,window=32,recurrent=1,csr=1,images=1,axes=3,levels=1,
-// whole=1,draft=1,agree=70,fail_at=7,sleep_us=100", in one word.
+// whole=1,types=2,draft=1,agree=70,fail_at=7,sleep_us=100", in one word.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ struct NullOptions {
   std::int64_t axes = 1;       // of positions: 1 or 3
   std::int64_t levels = 0;     // 1 = accepts prefix levels, and makes no use of them
   std::int64_t whole = 0;      // 1 = needs whole prompts
+  std::int64_t types = 0;      // of tokens; 0 = takes none
   std::int64_t draft = 0;      // 1 = there is a draft
   std::int64_t agree = 100;    // percent of the positions where it says what the model's most likely token is
   std::int64_t draft_fail_at = 0;  // as fail_at, of the draft's executes; the others are the model's

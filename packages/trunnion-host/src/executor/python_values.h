@@ -48,6 +48,7 @@ inline Description read_description(const Reader& from) {
   description.accepts_upper_bound_lens = from.integer("accepts_upper_bound_lens") != 0;
   description.accepts_prefix_levels = from.integer("accepts_prefix_levels") != 0;
   description.needs_whole_prompts = from.integer("needs_whole_prompts") != 0;
+  description.num_token_types = from.int32("num_token_types");
   description.synchronous = from.integer("synchronous") != 0;
   description.cache_device = static_cast<DLDeviceType>(from.integer("cache_device"));
   description.profile.weights = from.integer("weights");
@@ -80,6 +81,7 @@ inline BufferSet read_buffer_set(const Reader& from, std::size_t num_groups) {
   set.inputs.sampled_ids = from.pointer<std::int32_t*>("sampled_ids");
   set.inputs.prefix_indptr = from.pointer<std::int32_t*>("prefix_indptr");
   set.inputs.prefix_lens = from.pointer<std::int32_t*>("prefix_lens");
+  set.inputs.token_type_ids = from.pointer<std::int32_t*>("token_type_ids");
   return set;
 }
 

@@ -43,6 +43,7 @@ void Validator::check(const BatchView& batch) {
   check_requests(batch);
   check_tokens(batch);
   check_encoder_indices(batch);
+  check_token_types(batch);
   check_logits_indices(batch);
   for (std::size_t g = 0; g < description_.groups.size(); ++g) {
     if (description_.groups[g].recurrent()) {
@@ -138,6 +139,17 @@ void Validator::check_encoder_indices(const BatchView& batch) const {
     if (batch.encoder_indices[t] >= -1 && batch.encoder_indices[t] < limits_.max_encoder_rows) continue;
     refuse("encoder_indices", "token ", t, " is ", batch.encoder_indices[t], ", expected -1 (text) ... ",
            limits_.max_encoder_rows - 1);
+  }
+}
+
+void Validator::check_token_types(const BatchView& batch) const {
+  if (batch.counts.has_token_types == 0) return;
+  for (std::int64_t b = 0; b < batch.counts.num_reqs; ++b) {
+    for (std::int32_t t = batch.query_start_loc[b]; t < batch.query_start_loc[b + 1]; ++t) {
+      if (batch.token_type_ids[t] >= 0 && batch.token_type_ids[t] < description_.num_token_types) continue;
+      refuse("token_type_ids", "token ", t, " of request ", b, " is ", batch.token_type_ids[t], ", expected 0 ... ",
+             description_.num_token_types - 1, " (num_token_types ", description_.num_token_types, ")");
+    }
   }
 }
 

@@ -35,6 +35,7 @@ class Validator {
   void check_tokens(const BatchView& batch) const;
   void check_spans(const BatchView& batch) const;
   void check_encoder_indices(const BatchView& batch) const;
+  void check_token_types(const BatchView& batch) const;
   void check_logits_indices(const BatchView& batch) const;
   void check_attention(const BatchView& batch, std::size_t group);
   std::int64_t check_row(const BatchView& batch, std::size_t group, std::int64_t request);

@@ -116,6 +116,7 @@ std::unique_ptr<Request> Admission::admit(const trn_host_request& submitted, Req
   request->tokens.assign(submitted.token_ids, submitted.token_ids + submitted.num_tokens);
   request->num_prompt_tokens = submitted.num_tokens;
   request->images = std::move(images);
+  request->types = read_token_types(submitted, model_);
   return request;
 }
 

@@ -47,13 +47,14 @@ void add_content(BlockKey& key, const BlockKey& content, int32_t offset, int32_t
 }
 
 void extend_keys(std::vector<BlockKey>& keys, std::span<const int32_t> tokens, const RequestImages& images,
-                 int32_t block_size) {
+                 int32_t block_size, const TokenTypes& types) {
   const size_t full_blocks = tokens.size() / static_cast<size_t>(block_size);
   while (keys.size() < full_blocks) {
     const BlockKey parent = keys.empty() ? BlockKey{} : keys.back();
     const auto first = static_cast<int32_t>(keys.size()) * block_size;
     keys.push_back(chain(parent, tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(block_size))));
     images.add_to_key(keys.back(), first, block_size);
+    types.add_to_key(keys.back(), first, block_size);
   }
 }
 

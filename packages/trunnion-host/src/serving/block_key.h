@@ -1,10 +1,12 @@
-// The name of a full block in the prefix cache: a 128-bit hash of its tokens, their images, and of all tokens before it.
+// The name of a full block in the prefix cache: a 128-bit hash of its tokens, their images and types, and of all before it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "serving/token_types.h"
 
 namespace trunnion::serving {
 
@@ -30,6 +32,6 @@ void add_content(BlockKey& key, const BlockKey& content, int32_t offset, int32_t
 
 // Append the keys of all full blocks of `tokens` that `keys` does not hold yet.
 void extend_keys(std::vector<BlockKey>& keys, std::span<const int32_t> tokens, const RequestImages& images,
-                 int32_t block_size);
+                 int32_t block_size, const TokenTypes& types = {});
 
 }  // namespace trunnion::serving

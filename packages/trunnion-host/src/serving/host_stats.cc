@@ -81,6 +81,7 @@ trn_executor_stats HostStats::read(Executor& executor) {
   totals.python_seconds = figures.python_seconds;
   totals.kv_event_steps = figures.kv_event_steps;
   totals.prefix_level_steps = figures.prefix_level_steps;
+  totals.token_type_steps = figures.token_type_steps;
   if (totals.eager_steps == figures.eager_steps) return figures;
   totals.eager_steps = figures.eager_steps;
   eager = eager_reasons(executor, figures);
@@ -123,7 +124,8 @@ std::string HostStats::to_json() const {
        << ", \"dropped_rows\": " << totals.dropped_rows
        << ", \"plan_calls\": " << totals.plan_calls << ", \"plan_seconds\": " << totals.plan_seconds
        << ", \"python_seconds\": " << totals.python_seconds << ", \"kv_event_steps\": " << totals.kv_event_steps
-       << ", \"prefix_level_steps\": " << totals.prefix_level_steps << ", \"num_drafts\": " << totals.num_drafts
+       << ", \"prefix_level_steps\": " << totals.prefix_level_steps
+       << ", \"token_type_steps\": " << totals.token_type_steps << ", \"num_drafts\": " << totals.num_drafts
        << ", \"verify_steps\": " << totals.verify_steps << ", \"draft_steps\": " << totals.draft_steps
        << ", \"failed_draft_steps\": " << totals.failed_draft_steps
        << ", \"drafted_tokens\": " << totals.drafted_tokens << ", \"accepted_tokens\": " << totals.accepted_tokens

@@ -11,6 +11,8 @@ trn_forward_batch InputBuilder::build(const std::vector<BatchEntry>& entries, in
   batch.buffer_set = buffer_set;
   batch.decode_query_len = 1;
   batch.lens_are_exact = 1;
+  const auto brings_types = [](const BatchEntry& entry) { return entry.request->types.given(); };
+  batch.has_token_types = takes_token_types_ && std::any_of(entries.begin(), entries.end(), brings_types);
   buffers.query_start_loc[0] = 0;
   for (const BatchEntry& entry : entries) fill_rows(entry, buffers, batch);
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -31,6 +33,7 @@ void InputBuilder::fill_rows(const BatchEntry& entry, const trn_input_buffers& b
     const RequestImages& images = entry.request->images;
     images.positions.write(position, buffers.positions + batch.num_tokens * num_position_axes_);
     if (wants_encoder) buffers.encoder_indices[batch.num_tokens] = images.encoder_row(position);
+    if (batch.has_token_types) buffers.token_type_ids[batch.num_tokens] = entry.request->types.at(position);
     if (wants_hidden) buffers.hidden_indices[batch.num_tokens] = entry.source_row + i;
   }
   const int32_t seq_len = entry.begin + entry.num_tokens;

@@ -22,6 +22,7 @@ class InputBuilder {
       : groups_(groups),
         required_fields_(model.required_fields),
         num_position_axes_(model.num_position_axes),
+        takes_token_types_(model.num_token_types > 0),
         place_(place) {}
 
   // Writes the token of a row that a plan made ahead left open.
@@ -41,6 +42,7 @@ class InputBuilder {
   const std::span<const CacheGroup> groups_;
   const uint32_t required_fields_;
   const int32_t num_position_axes_;
+  const bool takes_token_types_;
   const BuilderPlace place_;
 };
 

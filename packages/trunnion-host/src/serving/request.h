@@ -9,6 +9,7 @@
 #include "serving/event_queue.h"
 #include "serving/images.h"
 #include "serving/kv_cache.h"
+#include "serving/token_types.h"
 #include "trunnion/serving.h"
 
 namespace trunnion::serving {
@@ -26,6 +27,7 @@ struct Request {
   std::vector<BlockKey> keys;
   RequestBlocks blocks;
   RequestImages images;
+  TokenTypes types;
 
   int64_t submitted_ns = 0;
   bool ever_scheduled = false;  // kept for the trace only

@@ -146,7 +146,9 @@ void Scheduler::schedule_waiting() {
 Scheduler::Admitted Scheduler::admit(Request& request) {
   const auto active = std::count_if(running_.begin(), running_.end(), [](const Request* r) { return !r->paused; });
   if (active >= limits_.max_num_seqs || widest_chunk(request) == 0) return Admitted::kNo;
-  if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
+  if (cache_.prefix_caching()) {
+    extend_keys(request.keys, request.tokens, request.images, cache_.block_size(), request.types);
+  }
   const int32_t num_hit = cache_.match(request.keys, request.tokens);
   cache_.adopt(request.blocks, request.keys, request.tokens, num_hit);
   request.num_computed = num_hit * cache_.block_size();
@@ -262,7 +264,9 @@ void Scheduler::complete_drafts(const std::vector<BatchEntry>& followed) {
 }
 
 void Scheduler::publish(Request& request) {
-  if (cache_.prefix_caching()) extend_keys(request.keys, request.tokens, request.images, cache_.block_size());
+  if (cache_.prefix_caching()) {
+    extend_keys(request.keys, request.tokens, request.images, cache_.block_size(), request.types);
+  }
   cache_.publish(request.blocks, request.keys, request.tokens, request.num_computed);
 }
 

@@ -1,4 +1,5 @@
 // The C functions of serving.h over Engine: checks sizes, turns exceptions into statuses.
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -54,7 +55,9 @@ trn_host_status trn_host_create(const trn_host_options* options, trn_host** out,
 
 trn_host_status trn_host_submit(trn_host* host, const trn_host_request* request, uint64_t* request_id, char* error,
                                 size_t error_size) {
-  if (!has_size(request) || !has_size(&request->sampling) || request_id == nullptr) {
+  // The struct of an older caller ends before token_type_ids.
+  const bool sized = request != nullptr && request->struct_size >= offsetof(trn_host_request, token_type_ids);
+  if (!sized || !has_size(&request->sampling) || request_id == nullptr) {
     write_error("request: struct_size is not that of this library's header", error, error_size);
     return TRN_HOST_INVALID;
   }

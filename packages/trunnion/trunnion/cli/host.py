@@ -65,8 +65,11 @@ class Host(Protocol):
         """The request's id; `vision` has the images of `token_ids`. ValueError if it can never run."""
         ...
 
-    def submit_embedding(self, token_ids: Sequence[int]) -> int:
-        """As `submit`, for a model that pools embeddings; the end of the request carries the embedding."""
+    def submit_embedding(self, token_ids: Sequence[int], token_type_ids: Sequence[int] | None = None) -> int:
+        """As `submit`, for a model that pools embeddings; the end of the request carries the embedding.
+
+        `token_type_ids` is the type of each token, None = all of type 0; ValueError if the model does not take them.
+        """
         ...
 
     def next_event(self, timeout: float) -> Event | None:

@@ -14,15 +14,22 @@ _POLL_SECONDS = 0.1
 
 
 def run_pooled(
-    host: Host, ids: Sequence[Sequence[int]], interrupt: Interrupt, hand_on: Callable[[int, Finished], None]
+    host: Host,
+    ids: Sequence[Sequence[int]],
+    interrupt: Interrupt,
+    hand_on: Callable[[int, Finished], None],
+    types: Sequence[Sequence[int] | None] | None = None,
 ) -> list[Finished]:
-    """Until every request has ended; `hand_on` gets each that has a vector once those before it have been."""
+    """Until every request has ended; `hand_on` gets each that has a vector once those before it have been.
+
+    `types` are those of each request's tokens, None = all 0.
+    """
     indices: dict[int, int] = {}
     ends: list[Finished | None] = [None] * len(ids)
     done, cancelled = 0, False
     try:
         for index, token_ids in enumerate(ids):
-            indices[_submit(host, token_ids)] = index
+            indices[_submit(host, token_ids, None if types is None else types[index])] = index
         while done < len(ids):
             if interrupt.seen and not cancelled:
                 _cancel(host, indices, ends)
@@ -57,9 +64,9 @@ def check_length(token_ids: Sequence[int], longest: int, what: str) -> None:
         raise UsageProblem(f"{what} has {len(token_ids)} tokens; --max-model-len is {longest}")
 
 
-def _submit(host: Host, token_ids: Sequence[int]) -> int:
+def _submit(host: Host, token_ids: Sequence[int], types: Sequence[int] | None) -> int:
     try:
-        return host.submit_embedding(token_ids)
+        return host.submit_embedding(token_ids, types)
     except ValueError as error:
         raise UsageProblem(str(error)) from error
 

@@ -19,7 +19,8 @@ def rerank(
 ) -> int:
     """Print the documents with their scores, the best first; the exit code."""
     plan = ModelPlan(options, Task.SCORE)
-    ids = [plan.text.tokenizer.encode_pair(query, document) for document in documents]
+    pairs = [plan.text.tokenizer.encode_pair(query, document) for document in documents]
+    ids, types = [pair.ids for pair in pairs], [pair.type_ids for pair in pairs]
     for number, token_ids in enumerate(ids, start=1):
         check_length(token_ids, plan.max_model_len, f"the query with document {number}")
     num_seqs = min(len(ids), MAX_TOGETHER)
@@ -30,7 +31,7 @@ def rerank(
         plan.open_host(open_host, num_seqs=num_seqs, kv_blocks=blocks, num_tokens=max(lengths)) as host,
         catch_interrupt() as interrupt,
     ):
-        ends = run_pooled(host, ids, interrupt, lambda index, end: scored.append((index, end)))
+        ends = run_pooled(host, ids, interrupt, lambda index, end: scored.append((index, end)), types)
         print_figures(host, table=stats)
     for index, end in sorted(scored, key=lambda pair: -_score(pair[1])):
         print(_line(index, _score(end), documents[index], as_json=as_json))

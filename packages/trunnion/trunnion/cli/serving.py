@@ -111,8 +111,8 @@ class _Serving:
             position_delta=vision.position_delta,
         )
 
-    def submit_embedding(self, token_ids: Sequence[int]) -> int:
-        return self._host.submit_embedding(token_ids)
+    def submit_embedding(self, token_ids: Sequence[int], token_type_ids: Sequence[int] | None = None) -> int:
+        return self._host.submit_embedding(token_ids, token_type_ids)
 
     def next_event(self, timeout: float) -> Event | None:
         event = self._host.next_event(timeout=timeout)

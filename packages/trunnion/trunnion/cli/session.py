@@ -186,6 +186,8 @@ class SessionPlan(ModelPlan):
 
     def __init__(self, options: ModelOptions, sampling: SamplingOptions) -> None:
         super().__init__(options, Task.GENERATE)
+        # A decoder that nobody knows is refused here, before the model is loaded.
+        self.text.tokenizer.detokenizer()
         self.prompts = Prompts(self.text, options.port)
         self.sampling = sampling.resolve(self.text.sampling)
         self.stop = sampling.stop

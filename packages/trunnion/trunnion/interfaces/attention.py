@@ -107,7 +107,8 @@ class StepInputs:
 
     Host tensors are cut to the step's counts. Device tensors are cut to the bucket the step runs in: the same in eager
     execution, longer in a graph, where rows past the counts are padding: slot -1, no cached tokens, block and state 0.
-    Prefix levels lie in `host` alone.
+    Prefix levels lie in `host` alone. Token types are missing where a step without them reads the host's tensors, and
+    all 0 elsewhere.
     """
 
     counts: BatchCounts

@@ -76,6 +76,24 @@ class PoolingModel(Protocol):
 
 
 @runtime_checkable
+class TypedTokens(PoolingModel, Protocol):
+    """A pooling model whose tokens have types, which tell the two texts of a pair apart."""
+
+    num_token_types: int
+    """Types are 0 ... num_token_types - 1; with one, all tokens are alike and nobody gives them any."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `PoolingModel.forward`; token_type_ids [T], None = all of type 0."""
+        ...
+
+
+@runtime_checkable
 class DraftModel(Protocol):
     """A head that drafts tokens for a decoder, from the decoder's hidden states.
 
@@ -176,6 +194,12 @@ class LoadsItself(Protocol):
 
 Model = CausalLM | PoolingModel | DraftModel
 """What an executor runs."""
+
+
+def num_token_types(model: Model) -> int:
+    """How many types the tokens of a batch may have; 0 = the model takes none."""
+    count = model.num_token_types if isinstance(model, TypedTokens) else 0
+    return count if count > 1 else 0
 
 
 def output_kind(model: Model) -> OutputKind:

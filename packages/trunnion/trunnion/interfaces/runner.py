@@ -14,7 +14,7 @@ import torch
 
 from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import Group, StepInputs
-from trunnion.interfaces.model import AuxDraftModel, DraftModel, Model, MultiModal, output_head
+from trunnion.interfaces.model import AuxDraftModel, DraftModel, Model, MultiModal, num_token_types, output_head
 
 
 class Mode(str, Enum):
@@ -71,6 +71,8 @@ class RunnerCounters:
     """Steps whose layers waited for and signalled events of the host: never in a full graph."""
     prefix_level_steps: int = 0
     """Steps in which requests share leading blocks, by the host's word: never in a full graph."""
+    token_type_steps: int = 0
+    """Steps that brought types of tokens."""
     encodes: int = 0
     """Images encoded, each of them by the model's Python before its step."""
 
@@ -90,6 +92,7 @@ class Runner(ABC):
         self._draft = model if isinstance(model, DraftModel) else None
         self.combines = isinstance(model, AuxDraftModel)
         """Whether the model is a draft that makes of its target's states what it takes: see `combine`."""
+        self._takes_token_types = num_token_types(model) > 0
         self.groups = tuple(groups)
         self.limits = limits
         self.counters = RunnerCounters()
@@ -134,6 +137,8 @@ class Runner(ABC):
         if self._draft is not None:
             assert step.hidden_states is not None, "a step of a draft has hidden states"
             return self._draft.forward(ids, positions, step.hidden_states)
+        if self._takes_token_types:
+            return self.model.forward(ids, positions, token_type_ids=inputs.token_type_ids)  # type: ignore[call-arg]
         if step.encoder_pool is None:
             return self.model.forward(ids, positions)  # type: ignore[call-arg]
         assert isinstance(self.model, MultiModal) and inputs.encoder_indices is not None, "a pool has who reads it"

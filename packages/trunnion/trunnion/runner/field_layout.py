@@ -16,7 +16,7 @@ class Padding(Enum):
     """What the rows between a step's counts and its bucket hold."""
 
     ZERO = "zero"
-    """Token 0, position 0, no cached tokens, block 0 and state 0: all of them reserved or harmless."""
+    """Token 0, position 0, type 0, no cached tokens, block 0 and state 0: all of them reserved or harmless."""
     SENTINEL = "sentinel"
     """-1: nothing is written."""
     REPEAT = "repeat"
@@ -35,6 +35,7 @@ POLICIES = {
     "encoder_indices": Padding.SENTINEL,
     "prefix_indptr": Padding.KEEP,
     "prefix_lens": Padding.KEEP,
+    "token_type_ids": Padding.ZERO,
     "slot_mapping": Padding.SENTINEL,
     "block_table": Padding.ZERO,
     "kv_start": Padding.ZERO,
@@ -89,6 +90,7 @@ def field_layouts(
     num_position_axes: int = 1,
     *,
     prefix_levels: bool = False,
+    token_types: bool = False,
 ) -> list[FieldLayout]:
     """All int32 fields of a batch at capacity, in the order they lie in memory: tables, then the host's own, last."""
     tokens, seqs = limits.max_num_tokens, limits.max_num_seqs
@@ -106,6 +108,8 @@ def field_layouts(
     if prefix_levels:
         shapes["prefix_indptr"] = (seqs + 1,)
         shapes["prefix_lens"] = (seqs,)
+    if token_types:
+        shapes["token_type_ids"] = (tokens,)
     for index, group in enumerate(spec.groups):
         prefix = f"groups[{index}]."
         if group.kind is CacheKind.RECURRENT:
@@ -149,12 +153,21 @@ def iterate_fields(tensors: BatchTensors) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"groups[{index}].{name}", tensor
 
 
+def is_there(layout: FieldLayout, counts: BatchCounts) -> bool:
+    """Whether a step with `counts` brings the field."""
+    if layout.is_host_only:
+        return counts.num_prefixes > 0
+    return layout.leaf != TOKEN_TYPES or counts.has_token_types == 1
+
+
 def used_rows(layout: FieldLayout, counts: BatchCounts | Bucket) -> int:
-    """How many leading rows of a field a step, or a bucket, uses; all of `kv_indices`."""
+    """How many leading rows of a field a step, or a bucket, uses; all of `kv_indices`, none of what is not there."""
     leaf = layout.leaf
     if layout.is_host_only:
         assert isinstance(counts, BatchCounts), "a bucket pads nothing of the host's own"
         return counts.num_prefixes + (leaf == "prefix_indptr")
+    if leaf == TOKEN_TYPES and isinstance(counts, BatchCounts) and not is_there(layout, counts):
+        return 0
     if leaf in PER_TOKEN:
         return counts.num_tokens
     if leaf in ("query_start_loc", "kv_indptr"):
@@ -166,7 +179,10 @@ def used_rows(layout: FieldLayout, counts: BatchCounts | Bucket) -> int:
     return counts.num_reqs
 
 
-PER_TOKEN = ("input_ids", "positions", "hidden_indices", "encoder_indices", "slot_mapping")
+TOKEN_TYPES = "token_type_ids"
+"""The field of a step that may be without it though the model takes it."""
+
+PER_TOKEN = ("input_ids", "positions", "hidden_indices", "encoder_indices", TOKEN_TYPES, "slot_mapping")
 """Fields with a row for each token of the step."""
 
 PREFIX_LEVELS = ("prefix_indptr", "prefix_lens")

@@ -114,6 +114,7 @@ class HostedExecutor:
             "accepts_upper_bound_lens": 0,
             "accepts_prefix_levels": int(self._executor.accepts_prefix_levels),
             "needs_whole_prompts": int(self._executor.needs_whole_prompts),
+            "num_token_types": self._executor.num_token_types,
             "synchronous": int(self._executor.synchronous),
             "cache_device": DLPACK_DEVICES.get(device_type, DLPACK_EXTENSION_DEVICE),
             "num_buffer_sets": len(self._executor.input_buffers()),

@@ -21,11 +21,11 @@ from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.runner import Bucket, Mode
 from trunnion.runner.field_layout import (
-    PREFIX_LEVELS,
     FieldLayout,
     Padding,
     assemble,
     field_layouts,
+    is_there,
     iterate_fields,
     used_rows,
 )
@@ -110,7 +110,7 @@ class BufferSet(FieldBlock):
             BatchRefused: a field is missing, not int32, not contiguous, on another device, or shorter than the counts.
         """
         offered = dict(iterate_fields(batch.tensors))
-        wanted = [name for name in self.fields if batch.counts.num_prefixes or name not in PREFIX_LEVELS]
+        wanted = [layout.name for layout in self.layouts if is_there(layout, batch.counts)]
         missing = [name for name in wanted if name not in offered]
         if missing:
             raise BatchRefused(f"{missing[0]}: the field is required and missing")
@@ -159,8 +159,8 @@ def _rows(name: str, tensor: torch.Tensor, counts: BatchCounts) -> int:
     return int(tensor.shape[0]) if layout.leaf == "kv_indices" else used_rows(layout, counts)
 
 
-Rows = tuple[int, int, int, int]
-"""Tokens, requests, logits rows, and ranges of requests that share leading blocks."""
+Rows = tuple[int, int, int, int, int]
+"""Tokens, requests, logits rows, ranges of requests that share leading blocks, and 1 if there are types of tokens."""
 
 
 class InputBuffers:
@@ -183,13 +183,15 @@ class InputBuffers:
         on_host: bool,
         num_position_axes: int = 1,
         prefix_levels: bool = False,
+        token_types: bool = False,
         hidden_states: HiddenStates | None = None,
         target_states: torch.Tensor | None = None,
         encoder_pool: torch.Tensor | None = None,
         staging: Staging = Staging.HOST,
         kept_views: int = 64,
     ) -> None:
-        layouts = field_layouts(limits, spec, required, num_position_axes, prefix_levels=prefix_levels)
+        optional = {"prefix_levels": prefix_levels, "token_types": token_types}
+        layouts = field_layouts(limits, spec, required, num_position_axes, **optional)
         self._num_groups = len(spec.groups)
         self._encoder_pool = encoder_pool
         self._target_states = target_states
@@ -217,13 +219,14 @@ class InputBuffers:
         lent, hidden = self.sets[buffer_set], None
         if self.hidden_states is not None:
             hidden = self.hidden_states.first(bucket.num_tokens)
-        host_rows = counts.num_tokens, counts.num_reqs, counts.num_logits, counts.num_prefixes
+        host_rows = counts.num_tokens, counts.num_reqs, counts.num_logits, counts.num_prefixes, counts.has_token_types
         host = self._cut(buffer_set, lent, host_rows)
         if self.device_block is None:
             return self._step(counts, host, host, hidden, in_graph=False)
         lent.pad(counts, bucket)
         self._upload(lent, self.device_block, counts, bucket)
-        device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits, 0))
+        # Types are there in any case, at their address: a step without them has padding for them.
+        device = self._cut(-1, self.device_block, (bucket.num_tokens, bucket.num_reqs, bucket.num_logits, 0, 1))
         return self._step(counts, host, device, hidden, in_graph=bucket.mode is Mode.FULL)
 
     def _step(
@@ -261,11 +264,12 @@ class InputBuffers:
         if found is None:
             if len(self._views) >= self._kept_views:
                 self._views.pop(next(iter(self._views)))
-            counts = BatchCounts(num_tokens=rows[0], num_reqs=rows[1], num_logits=rows[2], num_prefixes=rows[3])
+            names = ("num_tokens", "num_reqs", "num_logits", "num_prefixes", "has_token_types")
+            counts = BatchCounts(**dict(zip(names, rows, strict=True)))
             fields = {
                 layout.name: block.fields[layout.name][: used_rows(layout, counts)]
                 for layout in block.layouts
-                if counts.num_prefixes or not layout.is_host_only
+                if is_there(layout, counts)
             }
             found = self._views[owner, rows] = assemble(fields, self._num_groups)
         return found

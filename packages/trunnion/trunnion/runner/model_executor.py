@@ -25,7 +25,7 @@ from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.hardware import Fence, Hardware
 from trunnion.interfaces.kv_events import KVEventGate, KVEvents, KVEventSlots
-from trunnion.interfaces.model import CausalLM, DraftModel, MultiModal, PoolingModel, output_kind
+from trunnion.interfaces.model import CausalLM, DraftModel, MultiModal, PoolingModel, num_token_types, output_kind
 from trunnion.interfaces.runner import Bucket, Mode, RunnerCounters
 from trunnion.reference.memory_profile import profile_encoder
 from trunnion.runner import draft
@@ -59,6 +59,8 @@ class ModelExecutor:
         self.num_position_axes: int = getattr(model, "num_position_axes", 1)
         self.encoder_patch_dim = model.encoder_patch_dim if isinstance(model, MultiModal) else 0
         """Columns of an image's patches; 0 = the model takes no images."""
+        self.num_token_types = num_token_types(model)
+        """Types of tokens are below it; 0 = the model takes none."""
         self.hardware = hardware
         self.parallel = loaded.parallel
         self.breaks = loaded.breaks
@@ -97,6 +99,7 @@ class ModelExecutor:
             on_host=hardware.uses_host_memory,
             num_position_axes=self.num_position_axes,
             prefix_levels=self.accepts_prefix_levels,
+            token_types=self.num_token_types > 0,
             hidden_states=None if target is None else HiddenStates(num_tokens, self.hidden_size, *place),
             target_states=target.hidden.rows if target is not None and target.hidden is not None else None,
             encoder_pool=None if self._encoder_pool is None else self._encoder_pool.rows,
@@ -294,6 +297,10 @@ class ModelExecutor:
             raise BatchRefused("execute comes after bind_kv_cache")
         if counts.num_prefixes:
             self._drop_empty_levels(buffer_set, counts)
+        if counts.has_token_types and not self.num_token_types:
+            raise BatchRefused(
+                f"has_token_types: {counts.has_token_types}, expected 0: this model does not take token types"
+            )
         bucket = self._runner.select(counts)
         if counts.has_kv_events:
             self._check_events(bucket)
@@ -311,6 +318,7 @@ class ModelExecutor:
             hidden, rows = self._runner.run(step, bucket)
         if counts.num_prefixes:
             self._runner.counters.prefix_level_steps += 1
+        self._runner.counters.token_type_steps += counts.has_token_types
         if self.hidden is not None and not self._writes_hidden:
             self.hidden.keep(hidden)
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
@@ -397,6 +405,7 @@ class ModelExecutor:
             "decode_query_len": self.limits.max_decode_query_len,
             "hidden_source": 0 if self._target is None else 1,
             "num_prefixes": counts.num_reqs,
+            "has_token_types": 1,
         }
         for name, bound in bounds.items():
             value = getattr(counts, name)

@@ -20,6 +20,7 @@ FIELDS = (
     "num_eager_reasons",
     "kv_event_steps",
     "prefix_level_steps",
+    "token_type_steps",
 )
 """int64 values in this order, then `MAX_REASONS` counts of eager steps; `RunnerCounters` of backend.h."""
 MAX_REASONS = 16
@@ -58,6 +59,7 @@ class StepCounters:
         values[8], values[9] = counters.last_plan_ns
         values[11] = counters.kv_event_steps
         values[12] = counters.prefix_level_steps
+        values[13] = counters.token_type_steps
         if counters.eager:
             self._write_eager()
 

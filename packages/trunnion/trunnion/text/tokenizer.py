@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,15 @@ from trunnion.text.gguf_tokenizer import build_gguf_tokenizer
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+@dataclass(frozen=True)
+class EncodedPair:
+    """Two texts joined: token ids, and the type of each token."""
+
+    ids: list[int]
+    type_ids: list[int] | None
+    """None where the tokenizer does not tell the texts apart: all are of type 0."""
+
+
 class TextTokenizer:
     """Text to ids and back. `special_tokens` maps `bos_token`, ... to their text."""
 
@@ -28,13 +39,14 @@ class TextTokenizer:
         chat_template: str | None,
         leading_ids: Sequence[int] | None = None,
         trailing_ids: Sequence[int] = (),
+        gives_types: bool = True,
     ) -> None:
         self.backend = tokenizer
+        self._gives_types = gives_types
         self.special_tokens = dict(special_tokens)
         self.chat_template = ChatTemplate(chat_template, special_tokens) if chat_template is not None else None
         self._leading_ids = leading_ids
         self._trailing_ids = list(trailing_ids)
-        self._pieces = PieceBytes(tokenizer)
         # A folder may ask for truncation or padding; a prompt wants neither.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -45,19 +57,11 @@ class TextTokenizer:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
         return [*self._leading_ids, *self.backend.encode(text, add_special_tokens=False).ids, *self._trailing_ids]
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Token ids of two texts, joined by the tokenizer's own rule.
-
-        Raises:
-            ConfigError: the rule tells the texts apart by the types of tokens, which nobody is told of here.
-        """
+    def encode_pair(self, first: str, second: str) -> EncodedPair:
+        """Two texts joined by the tokenizer's own rule, which may tell them apart by the types of their tokens."""
         encoding = self.backend.encode(first, second, add_special_tokens=True)
-        if any(encoding.type_ids):
-            raise ConfigError(
-                "the tokenizer tells the two texts of a pair apart by token types, which are not supported; models of "
-                "RoBERTa's kind have none"
-            )
-        return list(encoding.ids)
+        types = list(encoding.type_ids) if self._gives_types else []
+        return EncodedPair(list(encoding.ids), types if any(types) else None)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the model's answer begins.
@@ -70,8 +74,16 @@ class TextTokenizer:
         return self.encode(self.chat_template.render(messages), add_special_tokens=False)
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh one, for one output."""
+        """A fresh one, for one output.
+
+        Raises:
+            UnsupportedError: the tokenizer's decoder is none of a causal language model, by name.
+        """
         return Detokenizer(self._pieces)
+
+    @functools.cached_property
+    def _pieces(self) -> PieceBytes:
+        return PieceBytes(self.backend)
 
     def token_id(self, name: str) -> int | None:
         """Id of the special token `name` (`eos_token`, ...), None where the model has none."""
@@ -81,6 +93,8 @@ class TextTokenizer:
 
 def load_folder_tokenizer(folder: Path) -> TextTokenizer:
     """From `tokenizer.json`, `tokenizer_config.json` and the chat template beside them.
+
+    A `model_input_names` there that leaves token_type_ids out is heeded: pairs have no types then, as in transformers.
 
     Raises:
         ConfigError: a file is missing or unreadable, by name.
@@ -104,7 +118,12 @@ def load_folder_tokenizer(folder: Path) -> TextTokenizer:
         }
     special = {name: text for name in SPECIAL_TOKEN_NAMES if (text := _token_text(config.get(name))) is not None}
     _add_missing_tokens(tokenizer, config, special)
-    return TextTokenizer(tokenizer, special_tokens=special, chat_template=folder_chat_template(folder))
+    return TextTokenizer(
+        tokenizer,
+        special_tokens=special,
+        chat_template=folder_chat_template(folder),
+        gives_types="token_type_ids" in (config.get("model_input_names") or ["token_type_ids"]),
+    )
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> TextTokenizer:
