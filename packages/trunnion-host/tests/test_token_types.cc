@@ -83,6 +83,9 @@ TEST(token_types_follow_their_tokens_through_chunks_preemption_and_prefix_hits) 
   for (const auto& groups : std::vector<std::vector<fake::Group>>{{{}}, {{}, {TRN_CACHE_WINDOW, 6}}, {{}, {TRN_CACHE_RECURRENT}}}) {
     fake::config() = typed(groups);
     const auto expected = each_alone(prompts);
+    auto untyped = prompts;
+    for (Prompt& prompt : untyped) prompt.types.clear();
+    CHECK(each_alone(untyped) != expected);
     for (const int32_t max_num_tokens : {8, 11, 32}) {
       for (const int32_t kv_blocks : {0, 20}) {
         trn_host_options options = default_options();
