@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -23,6 +21,8 @@ from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
 from trunnion.errors import TrunnionError, UnsupportedError
 from trunnion.runner.model_executor import ModelExecutor
+
+from .full_size import PUBLISHED, full_size_headers
 
 logging.disable_progress_bar()
 
@@ -194,30 +194,6 @@ def test_an_index_alone_is_accounted_for_by_names(family: str, tmp_path: Path, c
     # A stack of experts is missing in all its parts.
     assert tensors["problems"]["unexpected"] == ["model.layers.1.frob.weight"]
     assert tensors["problems"]["missing"]
-
-
-def full_size_headers(config: Mapping[str, Any], folder: Path) -> None:
-    """A folder whose files are as large as the published ones, and empty: only headers can be read in seconds."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    there = AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        tensors = AutoModelForCausalLM.from_config(there, dtype=torch.bfloat16).state_dict()
-    if there.tie_word_embeddings:
-        del tensors["lm_head.weight"]
-    header: dict[str, Any] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        nbytes = tensor.numel() * 2
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [size, size + nbytes]}
-        size += nbytes
-    raw = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(raw)) + raw)
-        os.truncate(file.fileno(), 8 + len(raw) + size)
-
-
-PUBLISHED = Path(__file__).resolve().parents[2] / "models" / "tests" / "configs" / "published"
 
 
 FULL_SIZE = ["llama-3.2-1b", "gemma2-9b", "wizardlm-2-8x22b-mixtral", "qwen3-30b-a3b", "smollm3-3b", "olmo3.1-32b"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from trunnion.porting.structure import read_structure
 from trunnion.runner.model_executor import ModelExecutor
 
 from .conftest import load
+from .full_size import PUBLISHED, full_size_headers
 
 logging.disable_progress_bar()
 
@@ -189,6 +191,8 @@ def test_what_is_not_understood_is_listed(tmp_path: Path, cli: Cli) -> None:
         "missing": ["model.layers.1.mlp.down_proj.weight"],
     }
     assert found["left_to_do"] == [
+        "to write in model.py, FrobAttention: self_attn.frob_gate.weight",
+        "to write in model.py, FrobDecoderLayer: mlp.frob.weight",
         "config.json has residual_multiplier 0.22, which nothing reads",
         "config.json has frob_gates [1, 2], which nothing reads",
     ]
@@ -197,6 +201,82 @@ def test_what_is_not_understood_is_listed(tmp_path: Path, cli: Cli) -> None:
     outcome = cli("check", str(folder / "config.json"), "--port", str(port))
     assert outcome.code == 1
     assert "frob: residual_multiplier 0.5 is not supported; choices: 0.22" in outcome.out
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """A published configuration, and what is left to write of its scaffold."""
+
+    name: str
+    unwritten: tuple[str, ...] = ()
+    """Tensors of a layer's attention that nothing takes."""
+    missing: tuple[str, ...] = ()
+    """Tensors that the scaffold has and the checkpoint has not."""
+    left: tuple[str, ...] = ()
+
+
+LATENT = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
+REAL = [
+    Scaffold("granite-3.3-2b", left=("config.json has residual_multiplier 0.22, which nothing reads",)),
+    Scaffold("qwen3-30b-a3b", left=("config.json has decoder_sparse_step 1, which nothing reads",)),
+    Scaffold(
+        "deepseek-v2-tiny-2layer",
+        unwritten=tuple(f"self_attn.{name}.weight" for name in LATENT),
+        missing=tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
+        left=(
+            "guessed: probably latent attention: MLAAttention of trunnion.layers.mla, as in deepseek_v2",
+            "config.json has kv_lora_rank 512, which nothing reads",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REAL, ids=["dense", "experts", "latent"])
+def test_a_scaffold_of_a_real_configuration_says_what_is_left(case: Scaffold, tmp_path: Path, cli: Cli) -> None:
+    """It imports and builds on meta, in full size; what it does not take is listed, and marked where it belongs."""
+    folder, port = tmp_path / "published", tmp_path / "frob"
+    full_size_headers(json.loads((PUBLISHED / f"{case.name}.json").read_text()), folder)
+    edit(folder, architectures=["FrobForCausalLM"], model_type="frob")
+    made = cli("port", "new", "frob", "--from", str(folder), "--out", str(port), "--json")
+    found = json.loads(made.out)
+    runs = not case.unwritten
+    assert (made.code, found["check"]["runs"], found["check"]["way"]) == (0 if runs else 1, runs, "port")
+    # As many layers as the configuration has, on the meta device.
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    assert [group["layers"] for group in found["check"]["groups"]] == [layers]
+    expected = {
+        kind: sorted(f"model.layers.{layer}.{name}" for layer in range(layers) for name in names)
+        for kind, names in (("unexpected", case.unwritten), ("missing", case.missing))
+        if names
+    }
+    problems = found["check"]["tensors"]["problems"]
+    assert {kind: sorted(names) for kind, names in problems.items()} == expected
+    assert set(case.left) <= set(found["left_to_do"])
+    to_write = [line for line in found["left_to_do"] if line.startswith("to write")]
+    assert to_write == [f"to write in model.py, FrobAttention: {', '.join(case.unwritten)}"] * (not runs)
+    model = (port / "model.py").read_text()
+    marks = re.findall(r"class (\w+)\(nn\.Module\):\n((?:    # .*\n)+)", model)
+    assert [(name, " ".join(text.split()).replace("# ", "")) for name, text in marks] == [
+        ("FrobAttention", f"To write: nothing takes {', '.join(case.unwritten)}")
+    ] * (not runs)
+    if not runs:
+        text = cli("check", str(folder), "--port", str(port))
+        assert text.code == 1 and "12 unexpected" in text.out
+
+
+def test_the_next_commands_are_those_that_help(tmp_path: Path, cli: Cli) -> None:
+    folder = tmp_path / "model"
+    save_renamed("llama", folder)
+    runs = cli("port", "new", "frob", "--from", str(folder), "--out", str(tmp_path / "runs")).out.splitlines()
+    assert [line[16:].split()[1] for line in runs[-2:]] == ["compare", "generate"] and runs[-2].startswith("next ")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        tensors | {"model.layers.0.mlp.frob.weight": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"}
+    )
+    left = cli("port", "new", "frob", "--from", str(folder), "--out", str(tmp_path / "left")).out.splitlines()
+    assert left[-4] == f"next            grep -n 'To write:' {tmp_path / 'left'}/model.py    what is marked"
+    assert left[-3].split()[:2] == ["trunnion", "check"]
+    assert "# To write: nothing takes mlp.frob.weight" in (tmp_path / "left" / "model.py").read_text()
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="trunnion-host is not installed")

@@ -10,6 +10,7 @@ from trunnion.checkup.lines import report_lines
 from trunnion.cli.check import as_object
 from trunnion.cli.messages import UsageProblem
 from trunnion.porting.new import NewPort, left_to_do, new_port
+from trunnion.porting.scaffold import TO_WRITE
 
 EXIT_LEFT = 1
 NOT_IN_TENSORS = (
@@ -35,8 +36,21 @@ def _lines(made: NewPort, checkpoint: Path) -> list[str]:
         f"port            {made.folder}: {', '.join(sorted(path.name for path in made.folder.glob('*.py')))}",
         *(f"{'':<15} {line}" for line in (*left_to_do(made), NOT_IN_TENSORS)),
         *report_lines(made.report),
-        f'next            trunnion generate --port {made.folder} --model {checkpoint} --raw "text"',
+        *(f"{'next' if number == 0 else '':<15} {line}" for number, line in enumerate(_next(made, checkpoint))),
     ]
+
+
+def _next(made: NewPort, checkpoint: Path) -> list[str]:
+    """Commands, in the order in which they are of use."""
+    check = f"trunnion check {checkpoint} --port {made.folder}"
+    run = [
+        f"trunnion compare {checkpoint} --port {made.folder}    the first difference, if transformers has the family",
+        f'trunnion generate --port {made.folder} --model {checkpoint} --raw "text"',
+    ]
+    marked = f"grep -n '{TO_WRITE}' {made.folder}/model.py    what is marked"
+    return (
+        run if made.report.runs else [*([marked] if made.choices.unwritten else []), f"{check}    until it runs", *run]
+    )
 
 
 def _as_object(made: NewPort) -> dict[str, object]:

@@ -9,7 +9,16 @@ from typing import Any
 
 from trunnion import hf_config
 from trunnion.porting.structure import Structure
-from trunnion.porting.vocabulary import ACTIVATIONS, BOOKKEEPING, FIELD_NAMES, ROPE_FIELDS
+from trunnion.porting.vocabulary import (
+    ACTIVATIONS,
+    ATTENTION,
+    BOOKKEEPING,
+    FIELD_NAMES,
+    KINDS,
+    MLP,
+    ROPE_FIELDS,
+    TOWERS,
+)
 
 QKV_BIAS_FIELDS = ("attention_bias", "qkv_bias", "use_qkv_bias")
 """Which of them says whether q, k and v have biases; the first one means the output as well."""
@@ -65,6 +74,9 @@ class Choices:
     """Fields that the scaffold does not read, with their values."""
     doubts: list[str] = field(default_factory=list)
     """What was guessed against or without evidence."""
+    unwritten: dict[str, list[str]] = field(default_factory=dict)
+    """Part of a model (`attention`, `mlp`, `layer`, `model`) -> tensors in it that nothing takes, without a layer's
+    number."""
 
 
 def choose(family: str, config: Mapping[str, Any], structure: Structure) -> Choices:
@@ -88,7 +100,26 @@ def choose(family: str, config: Mapping[str, Any], structure: Structure) -> Choi
     if structure.sparse_layers:
         _choose_experts(made)
     made.unread = _unread(made, decoder)
+    made.unwritten = _unwritten(structure)
+    tensors = [name for names in made.unwritten.values() for name in names]
+    made.doubts += [
+        f"probably {what}" for pattern, what in KINDS.items() if any(re.search(pattern, name) for name in tensors)
+    ]
     return made
+
+
+def _unwritten(structure: Structure) -> dict[str, list[str]]:
+    found: dict[str, dict[str, None]] = {}
+    for name in structure.unknown:
+        inside = re.fullmatch(rf"{re.escape(structure.layers_path)}\.\d+\.(.+)", name)
+        if inside is None:
+            if not TOWERS.search(name):
+                found.setdefault("model", {})[name] = None
+            continue
+        first = inside[1].partition(".")[0]
+        part = "attention" if first in ATTENTION else "mlp" if first in MLP else "layer"
+        found.setdefault(part, {})[inside[1]] = None
+    return {part: list(names) for part, names in found.items()}
 
 
 def _field_names(decoder: Mapping[str, Any]) -> dict[str, str]:

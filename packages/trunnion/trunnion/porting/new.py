@@ -13,8 +13,9 @@ from trunnion.errors import ConfigError, PortError, UnsupportedError
 from trunnion.hf_config import read_config
 from trunnion.interfaces.hardware import Hardware
 from trunnion.porting.choices import Choices, choose
-from trunnion.porting.scaffold import render, towers
+from trunnion.porting.scaffold import class_of, render, towers
 from trunnion.porting.structure import read_structure
+from trunnion.weights.report import first_names
 from trunnion.weights.safetensors_source import SafetensorsSource, read_index
 
 
@@ -66,7 +67,11 @@ def _shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
 def left_to_do(made: NewPort) -> list[str]:
     """What a porter should look at, one line each."""
     choices = made.choices
-    lines = [f"guessed: {doubt}" for doubt in choices.doubts]
+    lines = [
+        f"to write in model.py, {class_of(choices, part)}: {first_names(names)}"
+        for part, names in choices.unwritten.items()
+    ]
+    lines += [f"guessed: {doubt}" for doubt in choices.doubts]
     beside = towers(choices.structure.unknown)
     if beside:
         lines.append(f"left out: what lies in {', '.join(beside)}")

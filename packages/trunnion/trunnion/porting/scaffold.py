@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ FILES = {
     "card.py": "card.py.jinja",
 }
 """File of a port -> its template."""
+TO_WRITE = "To write:"
+"""What comments begin with that a porter looks for."""
 _PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _TINY = {"vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 64}
 _TINY_HEADS, _TINY_EXPERTS = 4, 6
@@ -36,6 +39,13 @@ def render(made: Choices) -> dict[str, str]:
     environment.filters["literal"] = _literal
     values = _values(made)
     return {name: environment.get_template(template).render(values) for name, template in FILES.items()}
+
+
+def class_of(made: Choices, part: str) -> str:
+    """The class of `model.py` that is a part of a model, as `Choices.unwritten` names them."""
+    mlp = "SparseMoeBlock" if made.experts is not None else "DecoderLayer"
+    role = {"attention": "Attention", "mlp": mlp, "layer": "DecoderLayer", "model": "Model"}[part]
+    return f"{made.prefix}{role}"
 
 
 def towers(unknown: list[str]) -> list[str]:
@@ -76,7 +86,18 @@ def _values(made: Choices) -> dict[str, Any]:
         "fuse": _fuse(made, has_dense),
         "cut": _cut(made),
         "card": _card(made),
+        "to_write": _to_write(made),
     }
+
+
+def _to_write(made: Choices) -> dict[str, list[str]]:
+    """Role of a class in `model.py` -> the lines of a comment that lists what it does not take."""
+    found: dict[str, list[str]] = {}
+    for part, names in made.unwritten.items():
+        text = f"{TO_WRITE} nothing takes {', '.join(names)}"
+        lines = textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
+        found.setdefault(class_of(made, part).removeprefix(made.prefix), []).extend(lines)
+    return found
 
 
 def _fields(made: Choices, has_dense: bool) -> list[tuple[str, str]]:

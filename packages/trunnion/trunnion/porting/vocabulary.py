@@ -72,6 +72,14 @@ ROPE_FIELDS = frozenset(
 )  # fmt: skip
 """What `read_rope` reads of a rope; it passes over others, as transformers does."""
 
+KINDS: Mapping[str, str] = {
+    r"kv_a_proj_with_mqa|kv_b_proj": "latent attention: MLAAttention of trunnion.layers.mla, as in deepseek_v2",
+    r"A_log|dt_bias|conv1d|in_proj_(qkvz|ba|qkv|z)": "a recurrent state: trunnion.layers.recurrent, as in qwen3_next",
+    r"sinks": "sinks: an argument of Attention, as in gpt_oss",
+    r"self_attn\.(g_proj|gate_proj)": "a gate on what attention returns, as in qwen3_next",
+}
+"""What tensors that a scaffold does not know probably are, by a part of their names, and where there is one."""
+
 TOWERS = re.compile(r"vision|visual|multi_modal|image|audio")
 """In the names of what stands beside the decoder of a model that does not only read."""
 
