@@ -12,7 +12,8 @@
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on devices that compute nothing meanwhile
-    nox -s adapter-sweep -- --json FILE every causal model of transformers without a port: passed, refused or wrong
+    nox -s adapter-sweep -- --json FILE every causal model of transformers without a port: passed, refused or wrong;
+                                        --hardware sim --execution full: the same in replayed graphs
     nox -s wheels-cpu                   wheels, constraints.txt and SHA256SUMS in dist/cpu/, installed and tried
     nox -s wheels-cuda -- --aot         also a wheel with kernels compiled ahead, in dist/cuda-aot/
 
@@ -203,7 +204,10 @@ def bench_exec(session: nox.Session) -> None:
 
 @nox.session(name="adapter-sweep", venv_backend="none")
 def adapter_sweep(session: nox.Session) -> None:
-    """Run every causal model of transformers, tiny and random, on the adapter: `-- --only TYPE --json FILE`."""
+    """Run every causal model of transformers, tiny and random, on the adapter: `-- --only TYPE --json FILE`.
+
+    `--hardware sim --execution piecewise` (or `full`) replays every step on the capture simulator; `--quick` is short.
+    """
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
     env.run("python", "-m", "tests.adapter.sweep", *session.posargs)
 

@@ -2,6 +2,8 @@
 
 `python -m tests.adapter.sweep [--only TYPE ...] [--json FILE]`. A model with random weights is saved, loaded as a user
 would, and fed a ragged prefill and steps that mix chunks and decodes; the truth is its own forward, request by request.
+`--hardware sim --execution piecewise` (or `full`) captures and replays every step on the capture simulator: a step that
+runs eager there counts as wrong.
 """
 
 from __future__ import annotations
@@ -23,14 +25,21 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from trunnion import registry
 from trunnion.adapter.model import AdaptedCausalLM
 from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
 from trunnion.errors import TrunnionError
+from trunnion.interfaces.hardware import Hardware
+from trunnion.interfaces.runner import Mode
 from trunnion.runner.model_executor import ModelExecutor
 
 from .tiny_configs import tiny_config
 
+QUICK = ("gpt2", "opt", "gpt_neox", "phi", "starcoder2", "olmoe", "nemotron", "stablelm")
+"""Of `--quick`: small ones, each with an oddity of its own, that the adapter runs."""
+SIMULATORS = Path(__file__).resolve().parents[1] / "simulators"
+SIM = "sim"
 LENGTHS = (13, 7)
 CHUNKS = (1, 1, 2, 1, 3, 1)
 """Tokens of a request's steps after the first, by turns."""
@@ -51,8 +60,8 @@ class Outcome:
     detail: str
 
 
-def try_type(model_type: str) -> Outcome:
-    """Make, save, load and run one."""
+def try_type(model_type: str, hardware: Hardware | None = None) -> Outcome:
+    """Make, save, load and run one, on the CPU package if `hardware` is None."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             module = _random_model(model_type)
@@ -60,19 +69,37 @@ def try_type(model_type: str) -> Outcome:
         except Exception as error:
             return Outcome(model_type, NO_MODEL, _line(error))
         try:
-            executor = ModelExecutor.create(_settings(Path(folder)))
+            executor = ModelExecutor.create(_settings(Path(folder)), hardware)
         except (TrunnionError, ValueError) as error:
             return Outcome(model_type, REFUSED, _line(error))
         except Exception as error:
             return Outcome(model_type, WRONG, f"neither taken nor refused: {_line(error)}")
+    how = "adapter" if isinstance(executor.model, AdaptedCausalLM) else "port"
     try:
         error = _largest_error(module, executor)
+        if hardware is not None:
+            how = f"{how}, {_replays(executor)}"
     except Exception as error:
         return Outcome(model_type, WRONG, f"after it was accepted: {_line(error)}")
     finally:
         executor.close()
-    how = "adapter" if isinstance(executor.model, AdaptedCausalLM) else "port"
     return Outcome(model_type, PASSED if error <= TOLERANCE else WRONG, f"{how}, error {error:.1e}")
+
+
+def _replays(executor: ModelExecutor) -> str:
+    """How many steps were graphs; AssertionError if some were not, on a package that captures."""
+    counters = executor.counters
+    assert not counters.eager, f"steps ran eager: {dict(counters.eager)}"
+    return f"{counters.replays} replays"
+
+
+def simulated(execution: str) -> Hardware:
+    """The capture simulator, going no further than `execution`; it is not installed, and lies beside its tests."""
+    if str(SIMULATORS) not in sys.path:
+        sys.path.insert(0, str(SIMULATORS))
+    from trunnion_sim.hardware import SimHardware
+
+    return SimHardware(Mode(execution))
 
 
 def _random_model(model_type: str) -> PreTrainedModel:
@@ -128,20 +155,37 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
 
 
+def _hardware(name: str, execution: str | None) -> Hardware | None:
+    """None: the CPU package by itself."""
+    if name == SIM:
+        return simulated(execution or Mode.FULL.value)
+    found = registry.hardware(name)
+    if execution is not None:
+        return found.limited_to(Mode(execution))
+    return None if name == "cpu" else found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 1 if a model that was accepted computes something else than transformers."""
     parser = argparse.ArgumentParser(prog="adapter-sweep", description=__doc__)
     parser.add_argument("--only", action="append", metavar="TYPE", help="this model type; may be repeated")
+    parser.add_argument("--quick", action="store_true", help=f"these model types: {', '.join(QUICK)}")
+    parser.add_argument("--hardware", default="cpu", metavar="NAME", help="an installed package, or sim [cpu]")
+    parser.add_argument("--execution", choices=[mode.value for mode in Mode], help="no further than this [its own]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes here")
     options = parser.parse_args(arguments)
     if unknown := sorted({*(options.only or ())} - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()):
         parser.error(f"no causal model type {', '.join(unknown)} in transformers")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    types = options.only or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    try:
+        hardware = _hardware(options.hardware, options.execution)
+    except ValueError as error:
+        parser.error(str(error))
+    types = [*(options.only or ()), *(QUICK if options.quick else ())] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     outcomes = []
     for each in tqdm(types, desc="adapter-sweep", disable=None):
-        outcomes.append(outcome := try_type(each))
+        outcomes.append(outcome := try_type(each, hardware))
         tqdm.write(f"{outcome.model_type:32} {outcome.outcome:14} {outcome.detail}")
     counts = Counter(outcome.outcome for outcome in outcomes)
     print(", ".join(f"{counts[name]} {name}" for name in (PASSED, REFUSED, WRONG, NO_MODEL)))

@@ -19,10 +19,9 @@ from trunnion.contract import Limits
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.runner.model_executor import ModelExecutor
 
-from .sweep import PASSED, REFUSED, try_type
+from .sweep import PASSED, QUICK, REFUSED, try_type
 from .tiny_configs import tiny_config
 
-QUICK = ("gpt2", "opt", "gpt_neox", "phi", "starcoder2", "olmoe", "nemotron", "stablelm")
 TOLD_INSIDE = ("bart", "marian")
 """Their decoders take no positions."""
 OTHERWISE_MADE = ("modernbert-decoder", "got_ocr2", "gemma4")
