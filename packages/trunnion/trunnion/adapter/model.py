@@ -143,7 +143,7 @@ class AdaptedCausalLM(nn.Module):
 
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """See `LoadsItself`."""
-        return account(self.module, infos, self._dtype)
+        return account(self.module, infos, self._ctx.dtype)
 
     @contextmanager
     def as_published(self) -> Iterator[PreTrainedModel]:
