@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from trunnion.adapter import attention, experts, ropes
+from trunnion.adapter import activations, attention, experts, ropes
 from trunnion.adapter.account import account
 from trunnion.adapter.attention import HANDLER, ModuleCalls, make_layer
 from trunnion.adapter.flat_cache import FlatCache
@@ -171,6 +171,7 @@ class AdaptedCausalLM(nn.Module):
 
     def _prepare(self) -> None:
         self._choose(attention.NAME, experts.NAME)
+        activations.make_exact(self.module)
         self.rope_notes = ropes.hold(self.module, self._longest, self._ctx.dtype)
         path, decoder = _decoder(self.module)
         # The warning reads tokens, which waits for the device.
