@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from trunnion.cli.main import run
@@ -24,15 +23,17 @@ DOCUMENTS = (
     "Paint.",
     "A pivot lets one gun sit on many carriages, and turns it.",
 )
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = ("why", "the", "sky", "blue", "light", "short", "wave", "##lengths", "##ed", "pivot", "carriage", "##tered")
 
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as published cross-encoders are: BERT's tokenizer, two types of tokens, one label."""
     folder = tmp_path_factory.mktemp("reranker")
-    trainer = BertWordPieceTokenizer()
-    trainer.train_from_iterator([QUERY, *DOCUMENTS], vocab_size=150, min_frequency=1, show_progress=False)
-    trainer.save_model(str(folder))
+    letters = sorted(set("".join([QUERY, *DOCUMENTS]).lower()) - {" "})
+    vocabulary = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters), *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"))
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -42,7 +43,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=128,
         initializer_range=0.3,
         id2label={0: "score"},
         label2id={"score": 0},
@@ -65,14 +66,15 @@ def _scores_of_transformers(folder: Path, *, typed: bool) -> list[float]:
     return scores
 
 
-def test_scores_are_those_of_transformers(reranker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_scores_are_those_of_transformers(reranker: Path, ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected, untyped = (_scores_of_transformers(reranker, typed=typed) for typed in (True, False))
-    assert min(abs(one - other) for one, other in zip(expected, untyped, strict=True)) > 1e-3, "types matter"
-    arguments = ["--model", str(reranker), "--hardware", "cpu", "--dtype", "float32", "--json"]
+    assert min(abs(one - other) for one, other in zip(expected, untyped, strict=True)) > 0.01, "types matter"
+    arguments = ["--model", str(reranker), "--hardware", "cpu", "--dtype", "float32", "--tp", ranks, "--json"]
     code = run(["rerank", *arguments, QUERY, *DOCUMENTS], open_host=open_serving_host)
     out, err = capsys.readouterr()
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["score"] for line in lines] == sorted((line["score"] for line in lines), reverse=True)
     found = {line["index"]: line["score"] for line in lines}
-    assert [found[index] for index in range(len(DOCUMENTS))] == pytest.approx(expected, abs=1e-5)
+    assert [found[index] for index in range(len(DOCUMENTS))] == pytest.approx(expected, abs=1e-4)
