@@ -74,7 +74,8 @@ def try_type(model_type: str, hardware: Hardware | None = None) -> Outcome:
             return Outcome(model_type, REFUSED, _line(error))
         except Exception as error:
             return Outcome(model_type, WRONG, f"neither taken nor refused: {_line(error)}")
-    how = "adapter" if isinstance(executor.model, AdaptedCausalLM) else "port"
+    model = executor.model
+    how = f"adapter {model.way.name}" if isinstance(model, AdaptedCausalLM) else "port"
     try:
         error = _largest_error(module, executor)
         if hardware is not None:
@@ -152,7 +153,7 @@ def _largest_error(module: PreTrainedModel, executor: ModelExecutor) -> float:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[-1000:]}"
 
 
 def _hardware(name: str, execution: str | None) -> Hardware | None:

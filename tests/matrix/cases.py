@@ -11,7 +11,7 @@ from trunnion import registry
 from trunnion.interfaces.runner import Mode
 from trunnion_models.card import Card
 
-from .adapted_cards import ADAPTED, ADAPTER
+from .adapted_cards import ADAPTED, ADAPTER, PER_REQUEST
 from .modes import modes_of
 
 SERVED = "served"
@@ -82,8 +82,10 @@ def cases(hardware: str) -> list[Case]:
 
 
 def quick_cards() -> list[Card]:
-    """The cards that run with every change and whose tokens may come in any pieces, alone: no drafts, no encoders."""
-    return [card for card in cards() if card.quick and not card.draft and not card.whole_prompts]
+    """The cards that run with every change, whose tokens may come in any pieces, alone, and whose decodes have full
+    graphs: no drafts, no encoders, no modules that run once per request."""
+    found = (card for card in cards() if card.quick and card.architecture not in PER_REQUEST)
+    return [card for card in found if not card.draft and not card.whole_prompts]
 
 
 def load_hardware(choice: str) -> str:

@@ -43,7 +43,7 @@ class LayerEvents:
 
     @contextmanager
     def step(self, buffer_set: int, num_tokens: int) -> Iterator[None]:
-        """Within, one step runs; afterwards every layer has waited and written once, in order, and nothing early."""
+        """Within, one step runs; afterwards every layer has waited once, in order, written once, and nothing early."""
         if not self.active:
             yield
             return
@@ -55,7 +55,9 @@ class LayerEvents:
                 tensor.fill_(torch.nan)
         yield
         if num_tokens or self.written:
-            assert self.waited == self.written == self.order, f"waited {self.waited}, written {self.written}"
+            assert self.waited == self.order, f"waited {self.waited}, written {self.written}"
+            # A module of the adapter that has several layers has written all of them when it is done.
+            assert sorted(self.written) == sorted(self.order), f"waited {self.waited}, written {self.written}"
         for layer, kept in self._after.items():
             for name, tensor in self._caches[layer].items():
                 same = torch.equal(_bits(tensor), _bits(kept[name]))

@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.attention import (
+    AttentionSpec,
+    EncoderSpec,
+    Group,
+    GroupSpec,
+    LayerRowsSpec,
+    LayerStateSpec,
+    MLASpec,
+)
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
@@ -97,6 +105,8 @@ class AscendHardware(ReferenceHardware):
         Raises:
             UnsupportedError: a cache in float8 on a chip without it.
         """
+        if isinstance(spec, LayerStateSpec | LayerRowsSpec):
+            return super().group_class(spec)
         refuse_cache(spec, self.soc)
         if isinstance(spec, AttentionSpec):
             reason = why_not_fused(spec, self.soc)

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec, RecurrentSpec
+from trunnion.interfaces.attention import (
+    AttentionSpec,
+    EncoderSpec,
+    Group,
+    GroupSpec,
+    LayerRowsSpec,
+    LayerStateSpec,
+    MLASpec,
+    RecurrentSpec,
+)
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import EnvironmentProblem, Fence
@@ -79,6 +88,8 @@ class CudaHardware(ReferenceHardware):
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
         """FlashInfer's; what it refuses on this package's Triton kernels; else the reference's, with both reasons."""
+        if isinstance(spec, LayerStateSpec | LayerRowsSpec):
+            return super().group_class(spec)
         reasons = []
         if not isinstance(spec, RecurrentSpec):
             reason = environment.why_no_flashinfer() or _why_not_flashinfer(spec)

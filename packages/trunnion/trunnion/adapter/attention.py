@@ -6,6 +6,7 @@ attention modules: the calls that each makes in a forward, found once by a trial
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,11 +48,25 @@ def attend(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, Hk, T, D or Dv] of all requests one after the other -> [1, T, H, Dv]."""
-    handler = module.__dict__.get(HANDLER)
-    if handler is None:
+    if HANDLER not in module.__dict__:
         raise UnsupportedError(f"{type(module).__name__} was not among the attention modules of the trial")
     call = AttentionCall.of(module, query, key, value, attention_mask, scaling, options)
-    return handler(call), None
+    return module.__dict__[HANDLER](call), None
+
+
+def eager_configs(module: nn.Module) -> dict[nn.Module, Any]:
+    """For `module` and those in it: a copy of its configuration that asks for transformers' eager attention."""
+    copies: dict[int, Any] = {}
+    found = {}
+    for each in module.modules():
+        config = getattr(each, "config", None)
+        if not hasattr(config, "_attn_implementation_internal"):
+            continue
+        if id(config) not in copies:
+            copies[id(config)] = copy.copy(config)
+            copies[id(config)]._attn_implementation_internal = "eager"
+        found[each] = copies[id(config)]
+    return found
 
 
 @dataclass(frozen=True)

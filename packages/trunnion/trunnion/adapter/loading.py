@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from trunnion.adapter import experts
-from trunnion.adapter.self_test import self_test
+from trunnion.adapter.self_test import settle
 from trunnion.errors import WeightsError
 from trunnion.weights.report import WeightReport, first_names
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def load(
     model: AdaptedCausalLM, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, progress: bool
 ) -> WeightReport:
-    """Fill `model` from `checkpoint`, on `device`, and test it there.
+    """Fill `model` from `checkpoint`, on `device`, and test its ways there until one will do.
 
     Transformers loads into host memory first. What its classes say may be left out or left over, may be.
 
@@ -46,7 +46,7 @@ def load(
     module = module.eval().requires_grad_(False).to(device)
     parameters = list(module.parameters())
     model.attach(module)
-    error = self_test(model, device)
+    error = settle(model, device)
     model.swaps.settle()
     infos = checkpoint.source.infos
     patterns = module._keys_to_ignore_on_load_unexpected or ()
@@ -69,6 +69,7 @@ def load(
             *experts.notes(module),
             *model.swaps.notes(),
             *model.rope_notes,
+            model.describe(),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What transformers calls a mask, kept as the function it is made from: read as facts, never as a tensor."""
+"""What transformers calls a mask, kept as the function it is made from: read as facts, or made for one request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL_LENGTH = 64
 
 @dataclass(frozen=True)
 class Mask:
-    """Handed to the model in place of a tensor: it goes to attention untouched, or the model cannot be flattened."""
+    """Handed to the model in place of a tensor: it goes to attention untouched, or its module cannot be flattened."""
 
     sees: MaskFunction
     local_size: int | None
@@ -46,6 +46,15 @@ class Mask:
             return size
         what = "no window" if size is None else f"a size of {size}"
         raise UnsupportedError(f"a mask with {what} that is neither causal nor a causal window (chunks, or both ways)")
+
+    def tensor(self, first: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """[1, 1, count, first + count]: 0 where one of `count` queries, from position `first` on, sees a key, else the
+        lowest number; as transformers' eager attention takes it."""
+        key = torch.arange(first + count, device=device).unsqueeze(0)
+        query, zero = key[0, first:].unsqueeze(1), key.new_zeros(())
+        seen = self.sees(zero, zero, query, key).expand(count, first + count)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+        return mask[None, None]
 
 
 def make_mask(*_: Any, mask_function: MaskFunction, local_size: int | None = None, **__: Any) -> Mask:

@@ -15,15 +15,14 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from trunnion.adapter import activations, attention, experts, ropes
 from trunnion.adapter.account import account
-from trunnion.adapter.attention import HANDLER, ModuleCalls, make_layer
 from trunnion.adapter.flat_cache import FlatCache
 from trunnion.adapter.loading import load
 from trunnion.adapter.positions import Positions
 from trunnion.adapter.swaps import Swaps
-from trunnion.adapter.trial import attention_calls
+from trunnion.adapter.trial import find_way
+from trunnion.adapter.way import InstalledWay, Way
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError
-from trunnion.layers.attention import Attention
 from trunnion.weights.name_map import WeightMap
 
 if TYPE_CHECKING:
@@ -107,8 +106,8 @@ class AdaptedCausalLM(nn.Module):
     Built on the meta device like a port; `attach` fills it with a loaded module. Its weights are transformers' affair.
 
     Raises:
-        UnsupportedError: the class cannot be flattened: it keeps state beside keys and values, has masks or biases of
-            its own, or asks the device for values.
+        UnsupportedError: neither the class nor its modules one by one, nor requests one by one, can run: it keeps state
+            elsewhere than in transformers' cache, or asks the device for values.
     """
 
     config_class: ClassVar[type[AdaptedConfig]] = AdaptedConfig
@@ -133,13 +132,17 @@ class AdaptedCausalLM(nn.Module):
         self._ctx = ctx
         self.module: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=ctx.dtype)
         self._prepare()
-        self.calls = attention_calls(self.module, self.forward)
-        self.attention = nn.ModuleList(make_layer(seen.facts, seen.module, ctx) for seen in self.calls)
-        self._connect()
+        self._unbuilt = self.module
+        self._ways = self._find_ways()
+        self.use(next(self._ways))
 
     def load(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, progress: bool) -> WeightReport:
         """See `LoadsItself`."""
         return load(self, checkpoint, dtype=dtype, device=device, progress=progress)
+
+    def describe(self) -> str:
+        """See `LoadsItself`; what the self-test may still change is the way."""
+        return self.way.describe()
 
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """See `LoadsItself`."""
@@ -148,32 +151,90 @@ class AdaptedCausalLM(nn.Module):
     @contextmanager
     def as_published(self) -> Iterator[PreTrainedModel]:
         """The module as transformers runs it, with attention, experts and layers of its own, until `swaps` settle."""
+        self._installed.remove()
         self._choose("eager", "eager")
         self.swaps.remove()
         try:
             yield self.module
         finally:
             self.swaps.install()
-            self._choose(attention.NAME, experts.NAME)
+            self._install()
+
+    @property
+    def way(self) -> Way:
+        """How it runs."""
+        return self._installed.way
+
+    def use(self, way: Way) -> None:
+        """Run this way from here on. Its layers are new: who binds this model's layers to groups does so after this.
+
+        Raises:
+            UnsupportedError: the layers cannot be made.
+        """
+        if hasattr(self, "_installed"):
+            self._installed.remove()
+        self._installed = InstalledWay(way, self._ctx)
+        self.layers = self._installed.layers()
+        self._install()
+
+    def next_way(self) -> Way:
+        """Another way, where the one before will not do; UnsupportedError if there is none."""
+        module = self.module
+        self._installed.remove()
+        self._take(self._unbuilt)
+        try:
+            return next(self._ways)
+        finally:
+            self._take(module)
+            self._install()
 
     def attach(self, module: PreTrainedModel) -> None:
         """Take a module of the same configuration, with its weights in place."""
-        self.module = module
-        self._prepare()
+        self._installed.remove()
+        self._take(module)
         self.swaps = Swaps(self._decoder[0], self._ctx)
         self.swaps.install()
-        self._connect()
-        for seen, layer in zip(self.calls, self.attention, strict=True):
-            assert isinstance(layer, Attention)
-            if layer.sinks is not None:
-                sinks = self.module.get_submodule(seen.module).sinks
-                layer.sinks = nn.Parameter(sinks.detach().float(), requires_grad=False)
+        self._install()
+
+    def _find_ways(self) -> Iterator[Way]:
+        """Flat or split, then whole; UnsupportedError if there is none, or none is left."""
+        layers = self.module.config.get_text_config(decoder=True).per_layer_config
+        number_of_states = max((getattr(each, "number_of_conv_states", 1) for each in layers), default=1)
+        within = [name for name, _ in self.module.named_modules() if name.startswith(f"{self._path}.")]
+        reasons: list[str] = []
+        for is_whole, candidates in ((False, within), (True, [self._path])):
+            self._is_whole = is_whole
+            self._choose(attention.NAME, experts.NAME)
+            try:
+                found = find_way(
+                    self.module, self.forward, candidates, self._ctx.dtype, number_of_states, at_once=is_whole
+                )
+            except UnsupportedError as error:
+                reasons.append(f"{'whole' if is_whole else 'split'}: {error}")
+                continue
+            yield Way(
+                findings=found,
+                is_whole=is_whole,
+                why_not_before=reasons[-1] if reasons else None,
+                number_of_states=number_of_states,
+                num_qo_heads=max((getattr(each, "num_attention_heads", 1) for each in layers), default=1),
+            )
+        raise UnsupportedError("; ".join(reasons) or "there is no other way")
+
+    def _install(self) -> None:
+        self._is_whole = self.way.is_whole
+        self._choose(attention.NAME, experts.NAME)
+        self._installed.install(self.module)
+        self._installed.take_sinks(self.module)
+
+    def _take(self, module: PreTrainedModel) -> None:
+        self.module = module
+        self._prepare()
 
     def _prepare(self) -> None:
-        self._choose(attention.NAME, experts.NAME)
         activations.make_exact(self.module)
         self.rope_notes = ropes.hold(self.module, self._longest, self._ctx.dtype)
-        path, decoder = _decoder(self.module)
+        self._path, decoder = _decoder(self.module)
         # The warning reads tokens, which waits for the device.
         decoder.__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
         taken = inspect.signature(decoder.forward).parameters
@@ -182,7 +243,7 @@ class AdaptedCausalLM(nn.Module):
         # In tuples, so that nothing is registered a second time.
         self._decoder = (decoder,)
         self._done = _Done(decoder)
-        self._head = (_with_submodule(self.module, path.split("."), self._done),)
+        self._head = (_with_submodule(self.module, self._path.split("."), self._done),)
 
     def _choose(self, attention_name: str, experts_name: str) -> None:
         """`set_attn_implementation` passes over classes that do not say they support others."""
@@ -192,15 +253,6 @@ class AdaptedCausalLM(nn.Module):
                 own._attn_implementation_internal = attention_name
                 own._experts_implementation_internal = experts_name
 
-    def _connect(self) -> None:
-        found: dict[str, ModuleCalls] = {}
-        for seen, layer in zip(self.calls, self.attention, strict=True):
-            assert isinstance(layer, Attention)
-            found.setdefault(seen.module, ModuleCalls()).layers.append(layer)
-        for name, calls in found.items():
-            self.module.get_submodule(name).__dict__[HANDLER] = calls
-        self._handlers = tuple(found.values())
-
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -208,8 +260,8 @@ class AdaptedCausalLM(nn.Module):
         if not input_ids.shape[0]:
             # A step of nobody: modules of transformers reshape to what zero elements do not tell.
             return self.module.get_input_embeddings().weight.new_empty(0, self.config.hidden_size)
-        for calls in getattr(self, "_handlers", ()):
-            calls.next = 0
+        if hasattr(self, "_installed"):
+            self._installed.begin()
         given: dict[str, Any] = {"use_cache": self._cache_argument is not None}
         if self._cache_argument is not None:
             given[self._cache_argument] = FlatCache()
@@ -217,7 +269,7 @@ class AdaptedCausalLM(nn.Module):
             given["input_ids"] = input_ids.unsqueeze(0)
         else:
             given["inputs_embeds"] = inputs_embeds.unsqueeze(0)
-        with self._positions.at(positions) as told:
+        with self._positions.at(positions, counts_itself=self._is_whole) as told:
             output = self._decoder[0](**given, **told, return_dict=True)
         self._done.output_class = type(output)
         return output.last_hidden_state.squeeze(0)

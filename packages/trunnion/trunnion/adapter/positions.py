@@ -31,12 +31,16 @@ class Positions:
                     module.register_forward_pre_hook(_Replaces(self, signature), with_kwargs=True)
 
     @contextmanager
-    def at(self, positions: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
-        """positions [T] -> what the decoder is called with on their account."""
+    def at(self, positions: torch.Tensor, *, counts_itself: bool = False) -> Iterator[dict[str, torch.Tensor]]:
+        """positions [T] -> what the decoder is called with on their account.
+
+        Args:
+            counts_itself: the decoder runs request by request, and counts from what its cache holds.
+        """
         if self._is_argument:
             yield {ARGUMENT: (positions + self._first).unsqueeze(0)}
             return
-        self._current = positions
+        self._current = None if counts_itself else positions
         try:
             yield {}
         finally:

@@ -167,6 +167,7 @@ class _Checkup:
 
     def _account_by_itself(self, model: LoadsItself) -> None:
         """In the words of its load."""
+        self.report.notes.append(model.describe())
         source = self.opened.source
         if source is None:
             self.report.notes += [BY_TRANSFORMERS] if self.opened.names else []

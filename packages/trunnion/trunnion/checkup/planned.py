@@ -6,7 +6,7 @@ from torch import nn
 
 from trunnion.checkup.facts import GroupFacts, MemoryFacts
 from trunnion.contract import Limits
-from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, GroupSpec, MLASpec
+from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, GroupSpec, LayerRowsSpec, LayerStateSpec, MLASpec
 from trunnion.interfaces.hardware import Hardware
 from trunnion.runner.groups import GroupLayout, GroupMembers
 
@@ -50,6 +50,9 @@ def describe_shape(spec: GroupSpec) -> str:
         return f"{spec.num_qo_heads} heads, latent of {spec.kv_lora_rank} and {spec.rope_head_dim} rotated"
     if isinstance(spec, EncoderSpec):
         return f"{spec.num_heads} heads of {spec.head_dim}, no mask"
+    if isinstance(spec, LayerStateSpec | LayerRowsSpec):
+        shapes = ", ".join(f"{tensor.name} {'x'.join(map(str, tensor.shape))}" for tensor in spec.tensors)
+        return f"a layer's own: {shapes}"
     return (
         f"{spec.num_k_heads} key heads of {spec.head_k_dim}, {spec.num_v_heads} value heads of {spec.head_v_dim}, "
         f"convolution over {spec.conv_kernel_size}"

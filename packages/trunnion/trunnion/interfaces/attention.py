@@ -98,7 +98,31 @@ class EncoderSpec:
     window = None
 
 
-GroupSpec = AttentionSpec | MLASpec | RecurrentSpec | EncoderSpec
+@dataclass(frozen=True, kw_only=True)
+class LayerStateSpec:
+    """States of a layer that computes by itself: named tensors per request, whatever they mean."""
+
+    tensors: tuple[CacheTensorSpec, ...]
+    """Shapes are those of one request."""
+
+    kind = CacheKind.RECURRENT
+    window = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRowsSpec:
+    """Rows that a layer which computes by itself keeps of every token, and reads back whole."""
+
+    tensors: tuple[CacheTensorSpec, ...]
+    """Shapes are those of one token."""
+    num_qo_heads: int
+    """Query heads that the layer has scores of, in float32: for the account of memory alone."""
+
+    kind = CacheKind.FULL
+    window = None
+
+
+GroupSpec = AttentionSpec | MLASpec | RecurrentSpec | EncoderSpec | LayerStateSpec | LayerRowsSpec
 
 
 @dataclass(slots=True)
@@ -166,6 +190,11 @@ class Group(ABC):
         depends on a step's values.
         """
         return "its shapes come from the host's lengths"
+
+    @classmethod
+    def why_no_verification(cls, spec: GroupSpec) -> str | None:
+        """Why the tokens of a step cannot be taken back, as a refused draft's are, or None if they can."""
+        return None
 
     def bind_kv_cache(self, cache_index: int, caches: LayerCaches) -> None:
         """Bind the layers' cache tensors; called once."""

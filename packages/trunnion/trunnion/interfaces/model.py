@@ -187,6 +187,10 @@ class LoadsItself(Protocol):
         """
         ...
 
+    def describe(self) -> str:
+        """How it runs, in one line."""
+        ...
+
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """By their headers, as `load` would use them; the model lies on meta, and what it holds is not used after."""
         ...

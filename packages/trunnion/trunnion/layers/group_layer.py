@@ -49,6 +49,12 @@ class GroupLayer(nn.Module, Generic[GroupT]):
             raise self._not_bound()
         return self._breaks.call(BreakKind.GROUP, self._run, self.layer_index, *args)
 
+    def within(self, *args: Any) -> torch.Tensor:
+        """As `run_group`, inside the call of another layer, which is the break point of both."""
+        if self._run is None:
+            raise self._not_bound()
+        return self._run(self.layer_index, *args)
+
     @property
     def group(self) -> GroupT:
         """The bound group; RuntimeError, with the layer's prefix, before `bind`."""

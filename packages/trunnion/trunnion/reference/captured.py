@@ -11,9 +11,19 @@ import torch
 
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import BatchTensors
-from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec, StepInputs
+from trunnion.interfaces.attention import (
+    AttentionSpec,
+    EncoderSpec,
+    Group,
+    GroupSpec,
+    LayerRowsSpec,
+    LayerStateSpec,
+    MLASpec,
+    StepInputs,
+)
 from trunnion.reference.attention import ReferenceAttentionGroup, as_indexable, to_cache
 from trunnion.reference.encoder import ReferenceEncoderGroup
+from trunnion.reference.layer_state import layer_group
 from trunnion.reference.mla import ReferenceMLAGroup
 from trunnion.reference.recurrent import ReferenceRecurrentGroup, advance, start_states
 
@@ -218,7 +228,9 @@ def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
 
 
 def captured_group(spec: GroupSpec) -> type[Group]:
-    """The reference's group for `spec`, fit for graphs; an encoder's, which no full graph holds, as it is."""
+    """The reference's group for `spec`, fit for graphs; as it is, where no full graph can hold it."""
+    if isinstance(spec, LayerStateSpec | LayerRowsSpec):
+        return layer_group(spec)[0]
     if isinstance(spec, AttentionSpec):
         return CapturedAttentionGroup
     if isinstance(spec, MLASpec):

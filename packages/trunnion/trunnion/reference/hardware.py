@@ -10,7 +10,15 @@ from torch import nn
 import trunnion.ops  # noqa: F401  (registers the operators)
 from trunnion.contract import Limits, MemoryProfile
 from trunnion.errors import UnsupportedError
-from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec, MLASpec
+from trunnion.interfaces.attention import (
+    AttentionSpec,
+    EncoderSpec,
+    Group,
+    GroupSpec,
+    LayerRowsSpec,
+    LayerStateSpec,
+    MLASpec,
+)
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives, NoCollectives
 from trunnion.interfaces.hardware import Hardware
@@ -26,6 +34,7 @@ from trunnion.reference.encoder import ReferenceEncoderGroup
 from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
 from trunnion.reference.grouped_int_moe_method import GroupedIntMoEMethod
 from trunnion.reference.kv_events import HostKVEvents
+from trunnion.reference.layer_state import layer_group
 from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion.reference.memory_profile import profile_memory
 from trunnion.reference.mla import ReferenceMLAGroup
@@ -44,6 +53,8 @@ class ReferenceHardware(Hardware):
     device_type = "cpu"
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
+        if isinstance(spec, LayerStateSpec | LayerRowsSpec):
+            return layer_group(spec)
         reason = f"package {self.name!r} has no group of its own for {type(spec).__name__}"
         if isinstance(spec, AttentionSpec):
             return ReferenceAttentionGroup, reason

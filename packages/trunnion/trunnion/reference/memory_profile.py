@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from trunnion.contract import Limits, MemoryProfile
-from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, GroupSpec, MLASpec, RecurrentSpec
+from trunnion.interfaces.attention import (
+    AttentionSpec,
+    EncoderSpec,
+    GroupSpec,
+    LayerRowsSpec,
+    LayerStateSpec,
+    MLASpec,
+    RecurrentSpec,
+)
 from trunnion.interfaces.model import MultiModal
 from trunnion.layers.draft_vocabulary import DraftVocabulary
 from trunnion.layers.group_layer import GroupLayer
@@ -134,6 +143,15 @@ def _key_features(spec: AttentionSpec | MLASpec) -> int:
 
 
 def _workspace(spec: GroupSpec, limits: Limits, longest: int) -> int:
+    if isinstance(spec, LayerStateSpec):
+        # Scans in plain torch keep a state for every token.
+        state = sum(math.prod(tensor.shape) for tensor in spec.tensors)
+        return FLOAT_BYTES * LIVE_STATES * state * limits.max_num_tokens
+    if isinstance(spec, LayerRowsSpec):
+        row = sum(math.prod(tensor.shape) for tensor in spec.tensors)
+        longest = min(longest, limits.max_model_len)
+        scores = spec.num_qo_heads * longest * min(longest, limits.max_num_tokens)
+        return FLOAT_BYTES * (LIVE_SCORES * scores + LIVE_KEYS * longest * row)
     if isinstance(spec, RecurrentSpec):
         # All decodes are one batch: the states they start from and one token's update of them, and, for verifications,
         # the state after each token and all of them together.

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trunnion.contract import CacheGroupSpec, CacheKind, Field, KVCacheSpec, LayerCaches, Limits
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import EncoderSpec, Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import Hardware
@@ -49,7 +50,11 @@ class GroupLayout:
 
 
 def lay_out_groups(model: nn.Module, hardware: Hardware, limits: Limits) -> GroupLayout:
-    """The groups that `model` has on `hardware`; nothing is made or bound, so that the model may lie on meta."""
+    """The groups that `model` has on `hardware`; nothing is made or bound, so that the model may lie on meta.
+
+    Raises:
+        UnsupportedError: `limits` ask for the verification of drafts, which a group cannot do.
+    """
     members: dict[GroupSpec, GroupMembers] = {}
     caches: dict[tuple[object, ...], list[GroupLayer]] = {}
     groups: list[CacheGroupSpec] = []
@@ -57,6 +62,7 @@ def lay_out_groups(model: nn.Module, hardware: Hardware, limits: Limits) -> Grou
         spec = layer.spec
         if spec not in members:
             members[spec] = GroupMembers(spec, *hardware.group_class(spec))
+            _check_verification(members[spec], layer.prefix, limits)
         entry = members[spec]
         entry.layers.append(layer)
         if spec.kind is None:
@@ -119,6 +125,14 @@ class BoundGroups:
         """Hand every group the caches of its layers."""
         for group, cache_index, rows in self._cached:
             group.bind_kv_cache(cache_index, [caches[cache_index][row] for row in rows])
+
+
+def _check_verification(entry: GroupMembers, prefix: str, limits: Limits) -> None:
+    reason = entry.group_class.why_no_verification(entry.spec)
+    if reason is not None and limits.max_decode_query_len > 1:
+        raise UnsupportedError(
+            f"{prefix}: max_decode_query_len is {limits.max_decode_query_len}, at most 1 is possible: {reason}"
+        )
 
 
 def _cache_group(
