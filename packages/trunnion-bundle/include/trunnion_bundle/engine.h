@@ -35,7 +35,9 @@ typedef enum trn_dtype {
 
 typedef enum trn_engine_status {
   TRN_ENGINE_OK = 0,
-  TRN_ENGINE_REFUSED = 1, /* the lowering cannot run here: another platform, an instruction set, missing constants */
+  /* open(): the lowering cannot run here: another platform, an instruction set, missing constants.
+   * infer(): it has nothing for inputs of these sizes. */
+  TRN_ENGINE_REFUSED = 1,
   TRN_ENGINE_FAILED = 2   /* the engine or its model failed; the next call may succeed */
 } trn_engine_status;
 
@@ -53,6 +55,7 @@ typedef struct trn_engine_options {
   const char *bundle;         /* folder of the bundle, whose files are verified */
   const char *lowering;       /* the platform's object of bundle.json, as JSON; its paths are relative to the bundle */
   const char *module;         /* the one of its modules to run */
+  const char *contract;       /* what bundle.json says of that module's inputs and outputs, as JSON */
   const char *const *weights; /* paths of the checkpoint's files */
   int32_t num_weights;
   int32_t num_runners;  /* infer() is called with 0 ... num_runners - 1, each by one thread at a time */

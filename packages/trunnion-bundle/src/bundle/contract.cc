@@ -8,6 +8,7 @@ namespace {
 ModuleSpec read_module(const JsonNode& node) {
   node.expect_keys({"inputs", "outputs", "batch", "symbols"});
   ModuleSpec module;
+  module.json = node.raw();
   for (const JsonNode& item : node.at("inputs").items(1, 64)) module.inputs.push_back(read_tensor(item, "pad"));
   for (const JsonNode& item : node.at("outputs").items(1, 64)) module.outputs.push_back(read_tensor(item, ""));
   const JsonNode batch = node.at("batch");

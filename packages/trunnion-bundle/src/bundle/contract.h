@@ -56,6 +56,7 @@ struct ModuleSpec {
   std::vector<TensorSpec> inputs, outputs;
   std::optional<Bounds> batch;
   Symbols symbols;
+  nlohmann::json json;  // as it was read
 };
 
 struct StepSpec {

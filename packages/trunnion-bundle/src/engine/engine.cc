@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "bundle/errors.h"
+
 namespace trunnion::bundle {
 namespace {
 
@@ -29,6 +31,7 @@ class LoadedEngine final : public Engine {
                                    .bundle = options.bundle.c_str(),
                                    .lowering = options.lowering.c_str(),
                                    .module = options.module.c_str(),
+                                   .contract = options.contract.c_str(),
                                    .weights = weights.data(),
                                    .num_weights = static_cast<int32_t>(weights.size()),
                                    .num_runners = options.num_runners,
@@ -48,6 +51,7 @@ class LoadedEngine final : public Engine {
     const auto status =
         api_.infer(engine_, runner, inputs.data(), static_cast<int32_t>(inputs.size()), outputs.data(),
                    static_cast<int32_t>(outputs.size()), error.data(), error.size());
+    if (status == TRN_ENGINE_REFUSED) throw InvalidRequest(error.data());
     if (status != TRN_ENGINE_OK) throw EngineFailed("engine " + std::string(api_.name) + ": " + error.data());
   }
 

@@ -22,7 +22,7 @@ struct EngineFailed : std::runtime_error {
 };
 
 struct EngineOptions {
-  std::string bundle, lowering, module;
+  std::string bundle, lowering, module, contract;
   std::vector<std::string> weights;
   int num_runners = 1;
   std::string settings = "{}";
@@ -31,7 +31,7 @@ struct EngineOptions {
 class Engine {
  public:
   virtual ~Engine() = default;
-  // Throws EngineFailed.
+  // Throws EngineFailed, or InvalidRequest where the lowering has nothing for these sizes.
   virtual void infer(int runner, std::span<const trn_engine_tensor> inputs,
                      std::span<const trn_engine_tensor> outputs) = 0;
   virtual bool is_simulated() const = 0;

@@ -64,7 +64,7 @@ void Model::open_on(const Lowering& lowering, const LoadOptions& options) {
   const std::string library = (options.engines / ("engine_" + lowering.engine + ".so")).string();
   for (const auto& [name, spec] : contract().signatures) {
     EngineOptions given{.bundle = bundle_.folder.string(), .lowering = lowering.json.dump(), .module = spec.module,
-                        .weights = {}, .num_runners = spec.batching.options.num_runners, .settings = options.settings};
+                        .contract = contract().modules.at(spec.module).json.dump(), .weights = {}, .num_runners = spec.batching.options.num_runners, .settings = options.settings};
     for (const std::string& path : contract().weights) given.weights.push_back((bundle_.folder / path).string());
     try {
       signatures_.emplace(name, std::make_unique<Signature>(contract(), spec, open_engine(library, given), bundle_.folder));
