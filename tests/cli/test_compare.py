@@ -119,6 +119,7 @@ def test_norms_of_queries_and_keys_that_are_swapped(against: str, tmp_path: Path
     assert outcome.code == 1
     assert "first difference: layers.1.self_attn," in outcome.out
     assert "\n> layers.1.self_attn " in outcome.out
+    assert "\nlook at: the rope (base, which pairs, how" in outcome.out
     found = load_file(tensors)
     assert found.keys() == {"here", "there", "here.given", "there.given"}
     assert found["here"].shape == (33, SIZES["hidden_size"])
@@ -154,6 +155,7 @@ def test_a_residual_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outcome = cli("compare", save("gemma2", tmp_path / "gemma2"))
     assert outcome.code == 1
     assert "first difference: layers.1," in outcome.out
+    assert "\nlook at: residuals" in outcome.out
 
 
 def test_outputs_that_are_no_numbers_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
@@ -252,6 +254,9 @@ def test_an_error_in_a_port_is_named_by_its_line(tmp_path: Path, cli: Cli) -> No
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["FrobForCausalLM"]}))
     assert cli("port", "new", "frob", "--from", str(folder), "--out", str(port)).code == 0
+    right = cli("compare", str(folder), "--port", str(port))
+    assert right.code == 0 and right.out.startswith(f"port ({port}.FrobForCausalLM) on cpu against transformers 5.")
+    assert "look at" not in right.out
     # A folder is imported once per process.
     edited = tmp_path / "edited"
     shutil.copytree(port, edited)

@@ -100,7 +100,8 @@ def lines(result: Comparison) -> list[str]:
     shown = result.rows[start : start + SHOWN]
     width = max(len(row.module) for row in shown)
     table = [f"  {'module':{width}}  largest   relative  cosine    given", *(_line(row, first, width) for row in shown)]
-    return [f"{len(result.rows)} modules compared; {result.verdict}", *table]
+    hint = [f"look at: {result.look_at}"] if result.look_at is not None else []
+    return [f"{len(result.rows)} modules compared; {result.verdict}", *hint, *table]
 
 
 def _line(row: Row, first: Row | None, width: int) -> str:
@@ -122,6 +123,7 @@ def _as_json(result: Comparison, here: Recording, there: Recording, requests: Se
         "requests": requests,
         "tolerance": result.tolerance,
         "first_different": first and first.module,
+        "look_at": result.look_at,
         "modules": rows,
     }
     return json.dumps(found, allow_nan=False)

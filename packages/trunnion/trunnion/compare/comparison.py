@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,19 @@ from trunnion.compare.recording import Call
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 """Root mean square of the difference from which two outputs count as different, in units of the output's own."""
+
+LOOK_AT = (
+    (r"norm", "eps, an offset of 1, a bias, over what it norms"),
+    (
+        r"attn|attention",
+        "the rope (base, which pairs, how much of a head), the scale, norms of q and k, windows, biases",
+    ),
+    (r"mlp|feed_forward|ffn|moe|expert", "the activation, which half is the gate, weights of chosen experts, biases"),
+    (r"layers\.\d+$", "residuals: where they are added, and whether scaled"),
+    (r"embed", "a scale of embeddings, positions that are added"),
+    (r"lm_head|logits", "a scale or a cap of logits, whether the head is tied"),
+)
+"""What is usually wrong, by what the module is called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +60,12 @@ class Comparison:
         if first is None:
             return f"no difference: logits are off by {self.logits.relative:.1e}, allowed {self.tolerance:.0e}"
         return f"first difference: {first.module}, off by {first.relative:.1e}, allowed {self.tolerance:.0e}"
+
+    @property
+    def look_at(self) -> str | None:
+        """What is usually wrong with such a module; None if nothing differs, or nothing is known of it."""
+        first = self.first_different
+        return None if first is None else next((what for name, what in LOOK_AT if re.search(name, first.module)), None)
 
     @property
     def first_different(self) -> Row | None:

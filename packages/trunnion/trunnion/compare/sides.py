@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -61,8 +62,8 @@ def record(
 def _record_ours(
     side: str | None, config: ExecutorConfig, hardware: Hardware, requests: Sequence[Sequence[int]]
 ) -> Recording:
-    found, model_class, guard = _find(side, config)
-    with guard:
+    found, model_class, folder = _find(side, config)
+    with nullcontext() if folder is None else naming_the_line(folder):
         loaded = load_model(config, hardware, None, model_class)
         model = loaded.model
         if not isinstance(model, CausalLM):
@@ -74,24 +75,24 @@ def _record_ours(
             hidden, logits = bare.run([Part(index, 0, len(token_ids)) for index, token_ids in enumerate(requests)])
     calls["logits"] = Call(hidden.float().cpu(), logits.float().cpu())
     notes = loaded.weight_report.lines()
-    name = f"{model_class.__module__}.{model_class.__name__}"
+    name = f"{model_class.__module__ if folder is None else folder}.{model_class.__name__}"
     return Recording(title=f"{found} ({name}) on {hardware.name}", calls=calls, notes=notes)
 
 
-def _find(side: str | None, config: ExecutorConfig) -> tuple[str, type[Model], AbstractContextManager[None]]:
-    """Which side it is, the class that runs it, and what to run the class's code in."""
+def _find(side: str | None, config: ExecutorConfig) -> tuple[str, type[Model], Path | None]:
+    """Which side it is, the class that runs it, and the folder of a port that is not installed."""
     checkpoint = open_checkpoint(config.model)
     pools, is_file = checkpoint.pooling is not None, checkpoint.path.is_file()
     if side == ADAPTER:
         why = f"{config.model}: the adapter was asked for"
-        return ADAPTER, adapter_class(checkpoint.config, why, is_other=pools or is_file), nullcontext()
+        return ADAPTER, adapter_class(checkpoint.config, why, is_other=pools or is_file), None
     try:
         family, model_class = registry.find_model(checkpoint.config, pooling=pools, port=config.port)
     except UnknownArchitectureError as error:
         if side == PORT:
             raise
-        return ADAPTER, adapter_class(checkpoint.config, str(error), is_other=pools or is_file), nullcontext()
-    return PORT, model_class, nullcontext() if family.folder is None else naming_the_line(family.folder)
+        return ADAPTER, adapter_class(checkpoint.config, str(error), is_other=pools or is_file), None
+    return PORT, model_class, family.folder
 
 
 def _record_published(config: ExecutorConfig, requests: Sequence[Sequence[int]]) -> Recording:

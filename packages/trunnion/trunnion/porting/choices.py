@@ -239,5 +239,9 @@ def _unread(made: Choices, decoder: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in decoder.items()
-        if name not in own and name not in BOOKKEEPING and value is not None and value is not False
+        if name not in own
+        and name not in BOOKKEEPING
+        and not name.endswith("dropout")
+        and value is not None
+        and value is not False
     }
