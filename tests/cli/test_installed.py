@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli
+Cli = Callable[..., Any]
 
 COMMAND = """
 import sys

@@ -47,7 +47,7 @@ def test_rollback_restores_by_hash(sim_bundle: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["ffffffffffff", "12345", ""])
 def test_rollback_to_nothing(sim_bundle: Path, prefix: str) -> None:
-    with pytest.raises(BundleError, match="names 0 entries.*choices: "):
+    with pytest.raises(BundleError, match=r"names 0 entries.*choices: "):
         edits.rollback(sim_bundle, prefix)
 
 

@@ -32,7 +32,7 @@ NOISE = (
 
 def _vocabulary(tmp_path: Path) -> tuple[Path, int]:
     path = tmp_path / "vocab.txt"
-    more = [*"éüßа漢字한0123456789$+%€“”—…👩[]", *(f"##{c}" for c in "0123456789éü국어")]
+    more = [*"éüß\u0430漢字한0123456789$+%€“”—…👩[]", *(f"##{c}" for c in "0123456789éü국어")]
     tokens = list(dict.fromkeys([*VOCABULARY, *more]))
     path.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
     return path, len(tokens)

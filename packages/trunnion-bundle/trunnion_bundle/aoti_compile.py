@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -12,14 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.numpy import load_file, save_file
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 
 from trunnion_bundle import canonical
 from trunnion_bundle.arrays import as_numpy
 from trunnion_bundle.checkpoint import content_of
+from trunnion_bundle.engines.aoti import open_runner
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.host import machine, processor_flags
 from trunnion_bundle.requests import Array
+
+LIBRARY, CODE, LIFTED, FACTS = "model.so", "code", "lifted.safetensors", "facts.json"
+"""Names in the cache; the library's also in a bundle."""
 
 _V2 = ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
@@ -32,21 +39,24 @@ _FLAGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuTarget:
-    """One platform of a CPU: what the compiler is told, and the processor's flags that the code then needs."""
+class Target:
+    """One platform: what the compiler is told, and what the machine that runs the code must have."""
 
+    device: str = "cpu"
     machine: str
-    march: str
-    simd_bits: int
-    isa: tuple[str, ...]
+    isa: tuple[str, ...] = ()
+    device_arch: str | None = None
+    march: str | None = None
+    simd_bits: int | None = None
 
 
-CPU_TARGETS: Mapping[str, CpuTarget] = {
-    "cpu-x86_64-avx512": CpuTarget(machine="x86_64", march="x86-64-v4", simd_bits=512, isa=_V4),
-    "cpu-x86_64-avx2": CpuTarget(machine="x86_64", march="x86-64-v3", simd_bits=256, isa=_V3),
-    "cpu-x86_64-sse2": CpuTarget(machine="x86_64", march="x86-64", simd_bits=1, isa=("sse2",)),
-    "cpu-aarch64-neon": CpuTarget(machine="aarch64", march="armv8-a", simd_bits=128, isa=("asimd",)),
+CPU_TARGETS: Mapping[str, Target] = {
+    "cpu-x86_64-avx512": Target(machine="x86_64", march="x86-64-v4", simd_bits=512, isa=_V4),
+    "cpu-x86_64-avx2": Target(machine="x86_64", march="x86-64-v3", simd_bits=256, isa=_V3),
+    "cpu-x86_64-sse2": Target(machine="x86_64", march="x86-64", simd_bits=1, isa=("sse2",)),
+    "cpu-aarch64-neon": Target(machine="aarch64", march="armv8-a", simd_bits=128, isa=("asimd",)),
 }
+_CUDA = re.compile(r"cuda-(sm[0-9]+)")
 
 
 def native_platform() -> str:
@@ -61,11 +71,27 @@ def native_platform() -> str:
     raise BundleError(f"no platform fits a {machine()}; choices: {', '.join(CPU_TARGETS)}")
 
 
+def target_of(platform: str) -> Target:
+    """What `platform` means.
+
+    Raises:
+        BundleError: it names nothing that can be compiled for.
+    """
+    if platform in CPU_TARGETS:
+        return CPU_TARGETS[platform]
+    if match := _CUDA.fullmatch(platform):
+        return Target(device="cuda", machine=machine(), device_arch=match[1])
+    raise BundleError(f"unknown platform {platform!r}; choices: {', '.join(CPU_TARGETS)}, cuda-sm90 and the like")
+
+
 def refusal(platform: str) -> str:
     """Why this machine cannot compile for `platform`, or ""."""
-    if platform not in CPU_TARGETS:
-        return f"unknown platform {platform!r}; choices: {', '.join(CPU_TARGETS)}"
-    target = CPU_TARGETS[platform]
+    try:
+        target = target_of(platform)
+    except BundleError as error:
+        return str(error)
+    if target.device == "cuda":
+        return _cuda_refusal(platform, target)
     if target.machine != machine():
         return f"{platform} is compiled on a {target.machine}; this machine is {machine()}"
     missing = sorted(set(target.isa) - processor_flags())
@@ -73,11 +99,21 @@ def refusal(platform: str) -> str:
     return f"{platform} is compiled on a processor with {', '.join(missing)}, which this has not" if missing else ""
 
 
+def _cuda_refusal(platform: str, target: Target) -> str:
+    if not torch.cuda.is_available():
+        return (
+            f"{platform} is compiled on a machine with that device; torch {torch.__version__} finds no CUDA device here"
+        )
+    found = "sm{}{}".format(*torch.cuda.get_device_capability())
+    return "" if found == target.device_arch else f"{platform} is compiled on that device; here is {found}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """A library, and its constants: name in the library -> name in the program."""
 
-    library: Path
+    folder: Path
+    """`model.so`, and what it loads."""
     isa: tuple[str, ...]
     constants: Mapping[str, str]
     lifted: Mapping[str, Array]
@@ -89,14 +125,11 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trunnion-bundle"
 
 
-def compile_program(
-    program: ExportedProgram, tensors: Mapping[str, torch.Tensor], platform: str, cache: Path
-) -> Compiled:
-    """Compile for one platform of a CPU.
+def compile_program(program: ExportedProgram, platform: str, cache: Path) -> Compiled:
+    """Compile for one platform.
 
     Args:
         program: with its weights.
-        tensors: its parameters and buffers by name.
         cache: folder of libraries by content.
 
     Raises:
@@ -104,55 +137,57 @@ def compile_program(
     """
     if reason := refusal(platform):
         raise BundleError(reason)
-    folder = cache / "aoti" / _key(program, tensors, platform)
-    if not (folder / "facts.json").is_file():
-        _compile_into(folder, program, tensors, CPU_TARGETS[platform])
-    facts = json.loads((folder / "facts.json").read_text())
-    from safetensors.numpy import load_file
-
+    folder = cache / "aoti" / _key(program, platform)
+    if not (folder / FACTS).is_file():
+        _compile_into(folder, program, target_of(platform))
+    facts = json.loads((folder / FACTS).read_text())
     return Compiled(
-        library=folder / "model.so",
+        folder=folder / CODE,
         isa=tuple(facts["isa"]),
         constants=facts["constants"],
-        lifted=load_file(folder / "lifted.safetensors"),
+        lifted=load_file(folder / LIFTED),
     )
 
 
-def _key(program: ExportedProgram, tensors: Mapping[str, torch.Tensor], platform: str) -> str:
+def tensors_of(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and constant tensors of a program by name."""
+    every = [*program.state_dict.items(), *program.constants.items()]
+    return {name: tensor.detach() for name, tensor in every if isinstance(tensor, torch.Tensor)}
+
+
+def _key(program: ExportedProgram, platform: str) -> str:
     # Comments name files of this machine.
     code = [line for line in str(program).splitlines() if not line.lstrip().startswith("#")]
-    contents = {name: content_of(as_numpy(tensor, name)) for name, tensor in tensors.items()}
-    target = CPU_TARGETS[platform].__dict__
-    facts = [code, contents, target, sorted(processor_flags()), torch.__version__, _options(CPU_TARGETS[platform])]
+    contents = {name: content_of(as_numpy(tensor, name)) for name, tensor in tensors_of(program).items()}
+    target = target_of(platform)
+    facts = [code, contents, target.__dict__, sorted(processor_flags()), torch.__version__, _options(target)]
     return canonical.sha256(canonical.line(facts).encode())
 
 
-def _options(target: CpuTarget) -> dict[str, Any]:
-    return {
+def _options(target: Target) -> dict[str, Any]:
+    options = {
         "aot_inductor.package": True,
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_constants_on_disk_format": "pickle_weights",
         # A constant that is written into the code is no longer the checkpoint's.
         "always_keep_tensor_constants": True,
-        "cpp.march": target.march,
-        "cpp.simdlen": target.simd_bits,
     }
+    if target.device == "cpu":
+        options |= {"cpp.march": target.march, "cpp.simdlen": target.simd_bits}
+    return options
 
 
-def _compile_into(
-    folder: Path, program: ExportedProgram, tensors: Mapping[str, torch.Tensor], target: CpuTarget
-) -> None:
-    from safetensors.numpy import save_file
-
+def _compile_into(folder: Path, program: ExportedProgram, target: Target) -> None:
+    tensors = tensors_of(program)
+    if target.device != "cpu":
+        program = move_to_device_pass(program, target.device)
     arguments, keywords = program.example_inputs
     options = _options(target)
     with torch.no_grad():
         files = torch._inductor.aot_compile(program.module(check_guards=False), arguments, keywords, options=options)
     library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
     weights = {name: value[0] for file in files if not isinstance(file, str) for name, value in file.items()}
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(library, 1)
-    constants = runner.get_constant_names_to_original_fqns()
-    del runner
+    constants = open_runner(Path(library), target.device).get_constant_names_to_original_fqns()
     lifted = {name: weights[name] for name in constants.values() if name not in tensors}
     for name, tensor in lifted.items():
         if not tensor.is_contiguous():
@@ -160,17 +195,22 @@ def _compile_into(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         temporary = Path(name) / "entry"
-        temporary.mkdir()
-        shutil.copyfile(library, temporary / "model.so")
-        save_file({name: as_numpy(tensor, name) for name, tensor in lifted.items()}, temporary / "lifted.safetensors")
+        (temporary / CODE).mkdir(parents=True)
+        shutil.copyfile(library, temporary / CODE / LIBRARY)
+        for file in files:
+            if isinstance(file, str) and file.endswith(".cubin"):
+                shutil.copyfile(file, temporary / CODE / Path(file).name)
+        save_file({name: as_numpy(tensor, name) for name, tensor in lifted.items()}, temporary / LIFTED)
         facts = {"isa": sorted({*target.isa, *_extra_isa(target)}), "constants": constants}
-        (temporary / "facts.json").write_text(canonical.text(facts))
+        (temporary / FACTS).write_text(canonical.text(facts))
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
 
 
-def _extra_isa(target: CpuTarget) -> set[str]:
+def _extra_isa(target: Target) -> set[str]:
     """Flags that AOTInductor adds because this processor has them."""
+    if target.device != "cpu":
+        return set()
     from torch._inductor import config
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from trunnion_bundle import canonical
 from trunnion_bundle.errors import BundleError
-from trunnion_bundle.requests import Array
+from trunnion_bundle.requests import Array, contiguous
 
 LARGEST_FILE = 4 << 30
 """Bytes after which another file is begun."""
@@ -65,7 +64,7 @@ class Checkpoint:
             if size + array.nbytes > LARGEST_FILE and (not shards or shards[-1]):
                 shards.append({})
                 size = 0
-            shards[-1][key] = np.ascontiguousarray(array).reshape(array.shape)
+            shards[-1][key] = contiguous(array)
             size += array.nbytes
         names = [f"weights-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
         if len(shards) == 1:

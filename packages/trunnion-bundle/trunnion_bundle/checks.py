@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from trunnion_bundle.errors import BundleError
-from trunnion_bundle.requests import NUMPY, Array, Values
+from trunnion_bundle.requests import NUMPY, Array, Values, contiguous
 from trunnion_bundle.signatures import Signature
 from trunnion_bundle.tensors import BATCH, BYTES, Symbol, Tensor
 
@@ -47,7 +47,7 @@ def _as_array(value: Array, tensor: Tensor) -> Array:
         raise RequestError(f"input {tensor.name!r} is {array.dtype}; it must be {tensor.dtype}")
     if tensor.dtype == BYTES and not all(isinstance(element, bytes) for element in array.reshape(-1)):
         raise RequestError(f"input {tensor.name!r}: every element must be bytes")
-    return np.ascontiguousarray(array).reshape(array.shape)
+    return contiguous(array)
 
 
 def _check_dims(array: Array, tensor: Tensor, symbols: Mapping[str, Symbol], sizes: dict[str, int]) -> None:

@@ -41,7 +41,7 @@ def write(path: Path, groups: Mapping[str, Mapping[str, Array]]) -> None:
             if array.dtype == object:
                 tensors[f"{key}.bytes"], tensors[f"{key}.offsets"] = _packed(array)
             else:
-                tensors[key] = np.ascontiguousarray(array)
+                tensors[key] = contiguous(array)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(save(tensors))
 
@@ -68,6 +68,11 @@ def read(path: Path, group: str, tensors: Iterable[Tensor]) -> Values:
                               f"{list(tensor.dims)}")  # fmt: skip
         values[tensor.name] = array
     return values
+
+
+def contiguous(array: Array) -> Array:
+    """`array` in C order; its dims stay, also if it has none."""
+    return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def _packed(array: Array) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from trunnion_bundle.contract import Bundle
 from trunnion_bundle.engines import Engine
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.operators import Compute, prepare
-from trunnion_bundle.requests import NUMPY, Array, Values
+from trunnion_bundle.requests import NUMPY, Array, Values, contiguous
 from trunnion_bundle.signatures import Module, Signature
 from trunnion_bundle.steps import MODULE
 from trunnion_bundle.tensors import Tensor, TensorType
@@ -172,7 +172,7 @@ def padded(array: Array, tensor: Tensor, size: int) -> Array:
     if missing < 0:
         raise RequestError(f"{array.shape[axis]} rows do not fit into a batch of {size}")
     if missing == 0:
-        return np.ascontiguousarray(array)
+        return contiguous(array)
     pad = tensor.pad
     assert pad is not None, "a tensor with a batch axis has a rule"
     if pad.rule == "repeat_row":
@@ -181,4 +181,4 @@ def padded(array: Array, tensor: Tensor, size: int) -> Array:
         shape = (*array.shape[:axis], missing, *array.shape[axis + 1 :])
         filling = np.full(shape, pad.value if pad.rule == "value" else 0, array.dtype)
     # Of arrays in another order numpy makes one in that order.
-    return np.ascontiguousarray(np.concatenate([array, filling], axis))
+    return contiguous(np.concatenate([array, filling], axis))

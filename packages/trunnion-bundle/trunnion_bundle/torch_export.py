@@ -11,6 +11,7 @@ from torch.export import Dim as ExportDim
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 
+from trunnion_bundle.aoti_compile import tensors_of
 from trunnion_bundle.arrays import as_numpy
 from trunnion_bundle.endpoint import Endpoint
 from trunnion_bundle.engines.aoti import to_torch
@@ -85,8 +86,7 @@ def export_torch(name: str, endpoint: Endpoint, inputs: Sequence[Tensor], exampl
     require_ranges(name, program, inputs)
     if reason := try_ends(eager, arguments, inputs):
         raise BundleError(f"{name}: {reason}")
-    tensors = {key: tensor.detach() for key, tensor in [*program.state_dict.items(), *program.constants.items()]
-               if isinstance(tensor, torch.Tensor)}  # fmt: skip
+    tensors = tensors_of(program)
     outputs = _outputs(name, program, inputs, endpoint.outputs)
     return TorchFunction(program=program, outputs=outputs, tensors=tensors, eager=eager)
 

@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.pt2_archive._package import load_pt2, package_pt2
 
-from trunnion_bundle.aoti_compile import CPU_TARGETS, Compiled, compile_program
+from trunnion_bundle.aoti_compile import LIBRARY, Compiled, compile_program, target_of
 from trunnion_bundle.contract import Bundle, Source
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.lowerings import AotiLowering, AotiModule
@@ -44,20 +44,21 @@ def lower(
         programs: with their weights.
         keys: module -> parameter or buffer -> key in the checkpoint.
     """
-    modules, isa = {}, set(CPU_TARGETS[platform].isa) if platform in CPU_TARGETS else set()
+    modules, isa, target = {}, set(), target_of(platform)
     for name, program in programs.items():
-        compiled = compile_program(program, tensors_of(program), platform, cache)
-        path = f"lowerings/{platform}/{name}/model.so"
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(compiled.library, folder / path)
-        modules[name] = AotiModule(library=path, constants=_constants(name, compiled, keys[name], key_of))
+        compiled = compile_program(program, platform, cache)
+        path = f"lowerings/{platform}/{name}"
+        shutil.copytree(compiled.folder, folder / path)
+        modules[name] = AotiModule(
+            library=f"{path}/{LIBRARY}", constants=_constants(name, compiled, keys[name], key_of)
+        )
         isa.update(compiled.isa)
     return AotiLowering(
-        device="cpu",
+        device=target.device,
         torch_version=torch_version(),
-        machine=CPU_TARGETS[platform].machine,
+        machine=target.machine,
         isa=tuple(sorted(isa)),
-        device_arch=None,
+        device_arch=target.device_arch,
         modules=modules,
     )
 
@@ -67,12 +68,6 @@ def _constants(module: str, compiled: Compiled, keys: Mapping[str, str], key_of:
         constant: keys[name] if name in keys else key_of(module, name, compiled.lifted[name])
         for constant, name in compiled.constants.items()
     }
-
-
-def tensors_of(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constant tensors of a program by name."""
-    every = [*program.state_dict.items(), *program.constants.items()]
-    return {name: tensor.detach() for name, tensor in every if isinstance(tensor, torch.Tensor)}
 
 
 def write_source(path: Path, programs: Mapping[str, ExportedProgram], keys: Mapping[str, Mapping[str, str]]) -> Source:

@@ -1,4 +1,4 @@
-"""Finds hardware packages and model families by entry point and by folder; with `ports` and `cli.installed` the only dynamic import.
+"""Finds hardware packages and model families by entry point and by folder; with `ports` the only dynamic import.
 
 A hardware package is named by an entry point in the group `trunnion.hardware` (name -> module or class), or is a
 top-level package `trunnion_<name>` on the import path with a `hardware.py`. Model families are the subpackages of
@@ -7,7 +7,7 @@ top-level package `trunnion_<name>` on the import path with a `hardware.py`. Mod
 `POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, `DRAFTS` if it has heads that draft for its
 architectures, and `DRAFT_ARCHITECTURES` (with `DRAFT_FIELD`) if it runs drafts with checkpoints of their own. Every
 question about families takes a `port`, the folder of a family that is not installed: it is asked as well, and nothing
-remembers it.
+remembers it. Commands of other distributions are found by `cli.installed`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""AOTInductor libraries on a CPU, by torch's own runner; constants are views of the mapped checkpoint."""
+"""AOTInductor libraries, by torch's own runner; constants are views of the mapped checkpoint."""
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,43 +14,62 @@ from trunnion_bundle.contract import Bundle
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.host import machine, processor_flags
 from trunnion_bundle.lowerings import AotiLowering, AotiModule
-from trunnion_bundle.requests import NUMPY, Array
+from trunnion_bundle.requests import NUMPY, Array, contiguous
 from trunnion_bundle.weights import key_to_file
 
 if TYPE_CHECKING:
     import torch
 
+DEVICES = ("cpu", "cuda")
 _OPENING = threading.Lock()
 """Libraries are opened one at a time: constructors of AOTInductor's runners race with one another."""
 
 
 def refusal(lowering: AotiLowering) -> str:
     """Why the lowering cannot run here, or ""."""
-    if lowering.device != "cpu":
-        return f"the Python runner has no device {lowering.device!r}; it has: cpu"
+    if lowering.device not in DEVICES:
+        return f"the Python runner has no device {lowering.device!r}; it has: {', '.join(DEVICES)}"
     if lowering.machine != machine():
         return f"compiled for {lowering.machine}; this machine is {machine()}"
     if missing := sorted(set(lowering.isa) - processor_flags()):
         return f"this processor has no {', '.join(missing)}"
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
     import torch
 
     found = torch.__version__.partition("+")[0]
-    return "" if found == lowering.torch_version else f"compiled by torch {lowering.torch_version}; here is {found}"
+    if found != lowering.torch_version:
+        return f"compiled by torch {lowering.torch_version}; here is {found}"
+    if lowering.device == "cuda":
+        if not torch.cuda.is_available():
+            return f"torch {torch.__version__} finds no CUDA device"
+        arch = "sm{}{}".format(*torch.cuda.get_device_capability())
+        return "" if arch == lowering.device_arch else f"compiled for {lowering.device_arch}; here is {arch}"
+    return ""
+
+
+def open_runner(library: Path, device: str) -> Any:
+    """Torch's runner of a library, without constants yet."""
+    import torch
+
+    with _OPENING:
+        if device == "cuda":
+            return torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), 1, device, str(library.parent))
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
 
 
 def open_engine(folder: Path, bundle: Bundle, lowering: AotiLowering) -> AotiEngine:
     """Open every module's library and give it its constants."""
     files = key_to_file(folder, bundle.weights)
-    opened = {name: _open_library(folder, module, files) for name, module in lowering.modules.items()}
-    return AotiEngine(bundle, opened)
+    device = lowering.device
+    opened = {name: _open_library(folder, module, files, device) for name, module in lowering.modules.items()}
+    return AotiEngine(bundle, opened, device)
 
 
-def _open_library(folder: Path, module: AotiModule, files: dict[str, Path]) -> Any:
-    import torch
+def _open_library(folder: Path, module: AotiModule, files: dict[str, Path], device: str) -> Any:
     from safetensors import safe_open
 
-    with _OPENING:
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / module.library), 1)
+    runner = open_runner(folder / module.library, device)
     known = set(runner.get_constant_names_to_original_fqns())
     if wrong := sorted(known ^ set(module.constants)):
         raise BundleError(f"{module.library}: constants differ from the contract's: {', '.join(wrong)}")
@@ -58,7 +78,7 @@ def _open_library(folder: Path, module: AotiModule, files: dict[str, Path]) -> A
         if key not in files:
             raise BundleError(f"{module.library}: its constant {name!r} is {key!r}, which no file of weights has")
         with safe_open(files[key], "pt") as weights:
-            constants[name] = weights.get_tensor(key)
+            constants[name] = weights.get_tensor(key).to(device)
     runner.update_constant_buffer(constants, False, True, True)
     # The runner does not own its constants.
     return runner, constants
@@ -67,9 +87,10 @@ def _open_library(folder: Path, module: AotiModule, files: dict[str, Path]) -> A
 class AotiEngine:
     """One runner a module."""
 
-    def __init__(self, bundle: Bundle, opened: dict[str, Any]) -> None:
+    def __init__(self, bundle: Bundle, opened: dict[str, Any], device: str) -> None:
         self._modules = bundle.modules
         self._opened = opened
+        self._device = device
 
     def run(self, module: str, inputs: Sequence[Array]) -> Sequence[Array]:
         import torch
@@ -77,7 +98,7 @@ class AotiEngine:
         runner, _ = self._opened[module]
         contract = self._modules[module]
         with torch.inference_mode():
-            found = runner.run([to_torch(array) for array in inputs])
+            found = runner.run([to_torch(array).to(self._device) for array in inputs])
         return [to_numpy(tensor, kind.dtype) for tensor, kind in zip(found, contract.outputs, strict=True)]
 
 
@@ -85,7 +106,7 @@ def to_torch(array: Array) -> torch.Tensor:
     """The array as a tensor that shares its memory."""
     import torch
 
-    array = np.ascontiguousarray(array)
+    array = contiguous(array)
     if array.dtype == NUMPY["BF16"]:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
