@@ -11,6 +11,7 @@
     nox -s matrix -- cpu cuda           every card on some hardware, or all: dist/matrix/matrix.html and matrix.json
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
+    nox -s bench-bundle -- --json FILE  the C++ server of bundles beside one in Python
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on devices that compute nothing meanwhile
     nox -s adapter-sweep -- --json FILE every causal model of transformers without a port: passed, refused or wrong;
                                         --hardware sim --execution full: the same in replayed graphs
@@ -167,11 +168,20 @@ def test_simulators(session: nox.Session) -> None:
 def test_bundle(session: nox.Session) -> None:
     """Run the tests of packages/trunnion-bundle, whose C++ is built first where it changed; `-- ARGS` go to pytest."""
     env = Environment(session, BUNDLE).prepare()
+    # Here rather than in a test, whose time is limited.
+    env.run("python", f"{BUNDLE_TESTS}/native/native_build.py")
     if session.posargs:
         env.run("python", "-m", "pytest", *session.posargs, env=THREADS)
         return
     _pytest(env, [BUNDLE_TESTS], fresh_folder("test-bundle"), *QUICK)
     _finish(session, "test-bundle")
+
+
+@nox.session(name="bench-bundle", venv_backend="none")
+def bench_bundle(session: nox.Session) -> None:
+    """Measure the C++ server of bundles beside one in Python: `-- --json FILE`."""
+    env = Environment(session, BUNDLE).prepare()
+    env.run("python", "packages/trunnion-bundle/bench", *session.posargs)
 
 
 @nox.session(name="mutate-sim", venv_backend="none")

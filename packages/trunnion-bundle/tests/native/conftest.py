@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from serving import Server, serving, write_sim
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The folder of the built programs and engines."""
-    torch = find_spec("torch")
-    folder = torch and torch.submodule_search_locations[0]
-    return native_build.build(*([f"-DTRUNNION_BUNDLE_TORCH={folder}"] if folder else []))
+    return native_build.build(*native_build.torch_definitions())
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
-"""Builds the C++ of trunnion-bundle once per content, into the user's cache folder."""
+"""Builds the C++ of trunnion-bundle once per content, into the user's cache folder; as a program, says where."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,9 +21,15 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "trunnion" / "bundle"
 
 
-def build(*definitions: str, targets: Sequence[str] = ()) -> Path:
+def torch_definitions() -> tuple[str, ...]:
+    """What also builds the engine of AOTInductor, where this environment has torch."""
+    found = importlib.util.find_spec("torch")
+    return (f"-DTRUNNION_BUNDLE_TORCH={Path(found.origin).parent}",) if found and found.origin else ()
+
+
+def build(*definitions: str) -> Path:
     """The folder of built programs; RuntimeError carries the compiler's output."""
-    key = hashlib.sha256("\0".join([*definitions, *targets, sys.prefix]).encode())
+    key = hashlib.sha256("\0".join([*definitions, sys.prefix]).encode())
     folders = (PACKAGE / name for name in ("include", "src", "proto", "cmake", "tests/native"))
     files = [PACKAGE / "CMakeLists.txt", *(path for folder in folders for path in folder.rglob("*"))]
     for path in sorted(path for path in files if path.suffix in SUFFIXES):
@@ -34,20 +41,19 @@ def build(*definitions: str, targets: Sequence[str] = ()) -> Path:
     if done.is_file() and done.read_text() == key.hexdigest():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    _make(folder, definitions, targets)
+    _make(folder, definitions)
     done.write_text(key.hexdigest())
     return folder
 
 
-def _make(folder: Path, definitions: Sequence[str], targets: Sequence[str]) -> None:
+def _make(folder: Path, definitions: Sequence[str]) -> None:
     cmake = _tool("cmake")
     ninja = ("-G", "Ninja") if shutil.which("ninja") else ()
     options = ("-DTRUNNION_BUNDLE_TESTS=ON", "-DTRUNNION_BUNDLE_WERROR=ON", *definitions)
     jobs = os.environ.get("TRUNNION_BUILD_JOBS", "2")
-    chosen = ("--target", *targets) if targets else ()
     for command in (
         (cmake, *ninja, *options, "-S", str(PACKAGE), "-B", str(folder)),
-        (cmake, "--build", str(folder), "--parallel", jobs, *chosen),
+        (cmake, "--build", str(folder), "--parallel", jobs),
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -63,3 +69,7 @@ def _tool(name: str) -> str:
     if found := shutil.which(name, path=places):
         return found
     raise RuntimeError(f"{name} is not installed; it is needed to build trunnion-bundle")
+
+
+if __name__ == "__main__":
+    print(build(*torch_definitions()))
