@@ -74,6 +74,10 @@ BAD = {
         lambda c: _input(c, 1).update(index_range={"min": 0, "below": 1001}),
         "'ids' as 'ids' may be outside of",
     ),
+    "one column that is too wide": (
+        lambda c: _input(c, 1).update(index_range={"min": 0, "below": [1000, 200, 51]}),
+        "'ids' as 'ids' may be outside of",
+    ),
     "no index range": (lambda c: _input(c, 1).update(index_range=None), "its range is unknown"),
     "bounds by column": (lambda c: _input(c, 1).update(index_range={"min": 0, "below": [9, 9]}), "has 2 bounds"),
     "pad outside of range": (
