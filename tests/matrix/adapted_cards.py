@@ -10,6 +10,12 @@ ADAPTER = "adapter"
 """The family that these cards stand under."""
 PER_REQUEST = ("OlmoHybridForCausalLM", "BambaForCausalLM", "JambaForCausalLM", "GPTNeoForCausalLM", "BloomForCausalLM")
 """Architectures some of whose modules run once per request: no full graphs, and no verification of drafts."""
+ONE_RANK = {
+    "adapter-bloom": "no plan, and projections of other names",
+    "adapter-gpt2": "neither a plan nor projections that are linears",
+    "adapter-stablelm": "each head has a norm of its own",
+}
+"""Cards that are refused on several ranks, and why."""
 _SIZES: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 64,

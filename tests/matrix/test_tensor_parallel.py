@@ -14,7 +14,7 @@ from trunnion import registry
 from trunnion.interfaces.hardware import Hardware
 from trunnion_models.card import Card
 
-from .adapted_cards import ADAPTER
+from .adapted_cards import ONE_RANK
 from .cases import cards, load_hardware
 from .conftest import unsupported
 from .hf_reference import Reference, build_reference
@@ -28,11 +28,8 @@ PARTS = [QUICK[first : first + CARDS_AT_ONCE] for first in range(0, len(QUICK), 
 
 
 def ranks_fit(card: Card, size: int) -> bool:
-    """Whether the card's heads can be cut: query heads, and a delta net's key heads, are not shared between ranks.
-
-    The adapter runs on one rank.
-    """
-    return not card.name.startswith(ADAPTER) and all(
+    """Whether the card's heads can be cut: query heads, and a delta net's key heads, are not shared between ranks."""
+    return card.name not in ONE_RANK and all(
         card.config.get(name, size) % size == 0 for name in ("num_attention_heads", "linear_num_key_heads")
     )
 
@@ -58,14 +55,19 @@ def test_every_rank_returns_the_logits_of_the_reference(
     if (count := num_devices(registry.hardware(load_hardware(choice)))) < size:
         pytest.skip(f"{size} ranks need a device each, and there are {count}")
     listed = unsupported(registry.hardware(load_hardware(choice)).name)
-    for card in part:
-        if ranks_fit(card, size) and card.name not in listed:
-            reference = build_reference(card, torch.float32, tmp_path / card.name, ranks=size)
-            save_reference(reference)
-    command = [sys.executable, "-m", f"{TESTS.name}.matrix.tensor_parallel_worker", choice]
+    fitting = [card for card in part if ranks_fit(card, size) and card.name not in listed]
+    problems = problems_of_ranks(fitting, size, tmp_path, choice)
+    assert not problems, "\n".join(problems)
+
+
+def problems_of_ranks(cards: list[Card], size: int, folder: Path, hardware: str) -> list[str]:
+    """What processes say of which each is a rank and runs all `cards` in turn: one text per rank that failed."""
+    for card in cards:
+        save_reference(build_reference(card, torch.float32, folder / card.name, ranks=size))
+    command = [sys.executable, "-m", f"{TESTS.name}.matrix.tensor_parallel_worker", hardware]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(size), str(tmp_path)],
+            [*command, str(rank), str(size), str(folder)],
             cwd=TESTS.parent,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -78,5 +80,4 @@ def test_every_rank_returns_the_logits_of_the_reference(
     finally:
         for rank in ranks:
             rank.kill()
-    problems = [out.strip() or err.strip() for rank, (out, err) in zip(ranks, outputs, strict=True) if rank.returncode]
-    assert not problems, "\n".join(problems)
+    return [out.strip() or err.strip() for rank, (out, err) in zip(ranks, outputs, strict=True) if rank.returncode]

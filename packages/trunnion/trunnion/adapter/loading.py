@@ -14,7 +14,6 @@ import transformers
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from trunnion.adapter import experts
 from trunnion.adapter.self_test import settle
 from trunnion.errors import WeightsError
 from trunnion.weights.report import WeightReport, first_names
@@ -43,32 +42,30 @@ def load(
     for what, verb in (("missing_keys", "missing"), ("unexpected_keys", "unexpected"), ("mismatched_keys", "misfit")):
         if names := sorted(map(str, info[what])):
             raise WeightsError(f"{checkpoint.path}: {len(names)} tensors {verb}: {first_names(names)}")
-    module = module.eval().requires_grad_(False).to(device)
-    parameters = list(module.parameters())
-    model.attach(module)
+    module = module.eval().requires_grad_(False)
+    num_parameters, names = len(list(module.parameters())), module.state_dict().keys()
+    model.attach(module, device)
     error = settle(model, device)
-    model.swaps.settle()
+    model.settle()
     infos = checkpoint.source.infos
     patterns = module._keys_to_ignore_on_load_unexpected or ()
     # A pattern may fit what is loaded as well: transformers asks it of what has no place alone.
-    others = infos.keys() - module.state_dict().keys()
+    others = infos.keys() - names
     left_out = tuple(sorted(name for name in others if any(re.search(pattern, name) for pattern in patterns)))
     return WeightReport(
         source=f"{checkpoint.path}, by transformers",
-        num_parameters=len(parameters),
+        num_parameters=num_parameters,
         num_used=len(infos) - len(left_out),
         ignored={"transformers' class leaves them out": left_out} if left_out else {},
         tied=(),
         conversions={},
         bytes_read=sum(each.nbytes for each in infos.values()),
-        bytes_loaded=sum(each.numel() * each.element_size() for each in parameters),
+        bytes_loaded=sum(each.numel() * each.element_size() for each in model.module.parameters()),
         seconds=time.perf_counter() - start,
         notes=(
             f"adapter: no port of {type(module).__name__}; the module of transformers {transformers.__version__} runs "
             f"on this repository's attention, and its self-test is off by {error:.1e} of the logits",
-            *experts.notes(module),
-            *model.swaps.notes(),
-            *model.rope_notes,
+            *model.notes(),
             model.describe(),
         ),
     )

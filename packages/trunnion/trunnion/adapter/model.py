@@ -6,14 +6,14 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from trunnion.adapter import activations, attention, experts, ropes
+from trunnion.adapter import activations, attention, experts, parallel, ropes
 from trunnion.adapter.account import account
 from trunnion.adapter.flat_cache import FlatCache
 from trunnion.adapter.loading import load
@@ -23,6 +23,7 @@ from trunnion.adapter.trial import find_way
 from trunnion.adapter.way import InstalledWay, Way
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError
+from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.weights.name_map import WeightMap
 
 if TYPE_CHECKING:
@@ -124,13 +125,17 @@ class AdaptedCausalLM(nn.Module):
             raise UnsupportedError(f"no port of {config.published['architectures'][0]}; adapter: {error}") from error
 
     def _build(self, hf_config: PretrainedConfig, ctx: BuildContext) -> None:
-        if ctx.parallel.size > 1:
-            raise UnsupportedError(f"it runs on one rank, not on {ctx.parallel.size}")
         if ctx.quantization is not None:
             raise UnsupportedError("it takes unquantised checkpoints")
         self._longest = ctx.max_model_len or self.config.max_model_len
         self._ctx = ctx
+        self.rope_notes: list[str] = []
         self.module: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=ctx.dtype)
+        size = ctx.parallel.size
+        self._cuts = parallel.find_cuts(self.module, size) if size > 1 else []
+        # Nothing is reduced where nothing is computed.
+        alone = ParallelGroup(rank=ctx.parallel.rank, size=size)
+        parallel.cut_over_ranks(self.module, self._cuts, replace(ctx, parallel=alone), torch.device("meta"))
         self._prepare()
         self._unbuilt = self.module
         self._ways = self._find_ways()
@@ -146,17 +151,20 @@ class AdaptedCausalLM(nn.Module):
 
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """See `LoadsItself`."""
-        return account(self.module, infos, self._ctx.dtype)
+        with torch.device("meta"):
+            whole = AutoModelForCausalLM.from_config(read_config(self.config.published), dtype=self._ctx.dtype)
+        return account(whole, infos, self._ctx.dtype)
 
     @contextmanager
     def as_published(self) -> Iterator[PreTrainedModel]:
-        """The module as transformers runs it, with attention, experts and layers of its own, until `swaps` settle."""
+        """The module as transformers runs it, whole, with attention, experts and layers of its own, until `settle`."""
         self._installed.remove()
-        self._choose("eager", "eager")
         self.swaps.remove()
+        self._choose("eager", "eager", self._whole)
         try:
-            yield self.module
+            yield self._whole
         finally:
+            self._choose(attention.NAME, experts.NAME, self._whole)
             self.swaps.install()
             self._install()
 
@@ -188,10 +196,16 @@ class AdaptedCausalLM(nn.Module):
             self._take(module)
             self._install()
 
-    def attach(self, module: PreTrainedModel) -> None:
-        """Take a module of the same configuration, with its weights in place."""
+    def attach(self, module: PreTrainedModel, device: torch.device) -> None:
+        """Take a module of the same configuration, with its weights in place; of several ranks this one's parts."""
         self._installed.remove()
-        self._take(module)
+        self._whole = module
+        if self._cuts:
+            self._hold_ropes(module)
+            module = parallel.without_weights(module)
+            parallel.cut_over_ranks(module, self._cuts, self._ctx, device)
+            parallel.place(module, device)
+        self._take(module.to(device))
         self.swaps = Swaps(self._decoder[0], self._ctx)
         self.swaps.install()
         self._install()
@@ -231,9 +245,19 @@ class AdaptedCausalLM(nn.Module):
         self.module = module
         self._prepare()
 
+    def settle(self) -> None:
+        """Let go of what the self-test alone needs."""
+        self._whole = self.module
+        self.swaps.settle()
+
+    def notes(self) -> list[str]:
+        """How it runs: lines for the load's report."""
+        cut = [parallel.note(self._cuts, self._ctx.parallel.size)] if self._cuts else []
+        return [*experts.notes(self.module), *self.swaps.notes(), *self.rope_notes, *cut]
+
     def _prepare(self) -> None:
         activations.make_exact(self.module)
-        self.rope_notes = ropes.hold(self.module, self._longest, self._ctx.dtype)
+        self._hold_ropes(self.module)
         self._path, decoder = _decoder(self.module)
         # The warning reads tokens, which waits for the device.
         decoder.__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
@@ -245,9 +269,12 @@ class AdaptedCausalLM(nn.Module):
         self._done = _Done(decoder)
         self._head = (_with_submodule(self.module, self._path.split("."), self._done),)
 
-    def _choose(self, attention_name: str, experts_name: str) -> None:
+    def _hold_ropes(self, module: PreTrainedModel) -> None:
+        self.rope_notes = ropes.hold(module, self._longest, self._ctx.dtype) or self.rope_notes
+
+    def _choose(self, attention_name: str, experts_name: str, whole: PreTrainedModel | None = None) -> None:
         """`set_attn_implementation` passes over classes that do not say they support others."""
-        for module in self.module.modules():
+        for module in (whole or self.module).modules():
             own = getattr(module, "config", None)
             if hasattr(own, "_attn_implementation_internal"):
                 own._attn_implementation_internal = attention_name

@@ -42,8 +42,8 @@ def settle(model: AdaptedCausalLM, device: torch.device) -> float:
     generator = torch.Generator().manual_seed(5)
     requests = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
     with _in_one_line(), model.as_published() as module:
-        truth = [module(input_ids=ids[None].to(device), use_cache=False).logits[0].float() for ids in requests]
-    test = _Test(model, device, requests, torch.cat(truth))
+        truth = [module(input_ids=ids[None].to(module.device), use_cache=False).logits[0].float() for ids in requests]
+    test = _Test(model, device, requests, torch.cat(truth).to(device))
     reasons: list[str] = []
     while True:
         try:
