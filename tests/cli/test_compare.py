@@ -89,7 +89,10 @@ def test_either_side_may_be_any(way: str, against: str, names: tuple[str, str], 
     found = strictly(outcome.out)
     assert (outcome.code, found["first_different"]) == (0, None)
     assert found["here"].startswith(names[0]) and found["there"].startswith(names[1])
-    assert "layers.2.mlp.down_proj" in {row["module"] for row in found["modules"]}
+    errors = {row["module"]: row["relative"] for row in found["modules"]}
+    # The adapter has modules of its own beside transformers', by names that may be those of layers.
+    assert errors.keys() >= {"layers.0", "layers.1", "layers.2", "layers.2.mlp.down_proj"}
+    assert max(errors.values()) <= found["tolerance"]
 
 
 @pytest.fixture

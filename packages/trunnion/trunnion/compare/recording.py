@@ -39,22 +39,26 @@ def recording(model: nn.Module, title: str) -> Iterator[dict[str, Call]]:
     On a terminal a bar called `title` counts the layers.
     """
     calls: dict[str, Call] = {}
-    modules = {name: module for name, module in model.named_modules() if name}
-    num_layers = sum(LAYER.fullmatch(shared_name(name)) is not None for name in modules)
+    places: dict[str, int] = {}
+    modules = [(shared_name(name), module) for name, module in model.named_modules() if name]
+    num_layers = len({name for name, _ in modules if LAYER.fullmatch(name)})
     bar = tqdm(total=num_layers, desc=title, unit="layer", leave=False, disable=None)
 
-    def hook(name: str) -> Any:
+    def hook(name: str, place: int) -> Any:
         def keep(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             made = _made(module, out)
-            if made is None or name in calls:
+            # Of several modules of one name that are called, the first in the model counts, at its first call.
+            if made is None or places.get(name, place + 1) <= place:
                 return
-            calls[name] = Call(_given([*args, *kwargs.values()]), made)
-            bar.update(LAYER.fullmatch(name) is not None)
+            bar.update(name not in calls and LAYER.fullmatch(name) is not None)
+            calls.pop(name, None)
+            calls[name], places[name] = Call(_given([*args, *kwargs.values()]), made), place
 
         return keep
 
     handles = [
-        module.register_forward_hook(hook(shared_name(name)), with_kwargs=True) for name, module in modules.items()
+        module.register_forward_hook(hook(name, place), with_kwargs=True)
+        for place, (name, module) in enumerate(modules)
     ]
     try:
         yield calls
@@ -104,6 +108,7 @@ def _given(arguments: list[Any]) -> torch.Tensor | None:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[T, features] of [T, ...] or [1, T, ...]."""
+    """[T, features] of [T, ...] or [1, T, ...], copied: what follows may write over it."""
     tensor = tensor[0] if tensor.dim() > 2 and tensor.shape[0] == 1 else tensor
-    return tensor.detach().float().cpu().flatten(1) if tensor.dim() > 1 else tensor.detach().float().cpu()[:, None]
+    rows = tensor.detach().to("cpu", torch.float32, copy=True)
+    return rows.flatten(1) if rows.dim() > 1 else rows[:, None]
