@@ -264,6 +264,8 @@ class AdaptedCausalLM(nn.Module):
         taken = inspect.signature(decoder.forward).parameters
         self._positions = Positions(decoder)
         self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in taken), None)
+        taken = inspect.signature(self.module.forward).parameters
+        self._head_cache = [name for name in (self._cache_argument,) if name in taken]
         # In tuples, so that nothing is registered a second time.
         self._decoder = (decoder,)
         self._done = _Done(decoder)
@@ -307,7 +309,10 @@ class AdaptedCausalLM(nn.Module):
             return hidden.new_empty(0, self.config.vocab_size)
         self._done.hidden = hidden.unsqueeze(0)
         rows = torch.zeros(1, hidden.shape[0], dtype=torch.int32, device=hidden.device)
-        logits: torch.Tensor = self._head[0](input_ids=rows, use_cache=False, return_dict=True).logits.squeeze(0)
+        # Without a cache, masks are made of positions whose values are read, which waits for the device.
+        caches = {name: FlatCache() for name in self._head_cache}
+        output = self._head[0](input_ids=rows, use_cache=False, return_dict=True, **caches)
+        logits: torch.Tensor = output.logits.squeeze(0)
         return logits
 
 
