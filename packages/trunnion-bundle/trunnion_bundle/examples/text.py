@@ -118,20 +118,17 @@ class Encoder(nn.Module):
 def endpoint(
     encoder: Encoder,
     config: Config,
-    texts: Sequence[str],
+    requests: Mapping[str, Input],
+    before: Sequence[Step],
     *,
-    lengths: Sequence[int],
-    vocabulary_size: int,
+    symbols: Mapping[str, Symbol],
     batching: Batching,
     tolerance: Tolerance,
+    more_examples: Sequence[Mapping[str, Any]] = (),
 ) -> Endpoint:
-    """Texts in, vectors of length 1 out: tokenizing per request, pooling on the batch."""
-    parameters = {
-        "vocabulary": "assets/vocab.txt", "vocabulary_size": vocabulary_size, "lowercase": True,
-        "max_chars_per_word": 100, "lengths": list(lengths), "symbol": "tokens",
-    }  # fmt: skip
-    tokenize = Step(op="word_piece", inputs=("text",), outputs=("ids", "mask"), scope="request", parameters=parameters)
-    ids = torch.zeros(2, lengths[0], dtype=torch.int64)
+    """Vectors of length 1. `before` makes `ids` and `mask`, [batch, tokens], of a client's `requests`."""
+    ends = symbols["tokens"]
+    ids = torch.zeros(2, ends.min, dtype=torch.int64)
     bounds = IndexRange(below=config.vocab_size)
     return Endpoint(
         function=encoder,
@@ -140,10 +137,10 @@ def endpoint(
             "mask": Input(example=ids, dims=("batch", "tokens"), index_range=IndexRange(below=2)),
         },
         outputs=("hidden",),
-        symbols={"tokens": Symbol(min=lengths[0], max=lengths[-1])},
+        symbols=symbols,
         largest_batch=256,
-        requests={"text": Input(example=[text.encode() for text in texts])},
-        before=[tokenize],
+        requests=requests,
+        before=before,
         after=[
             Step(op="pool", inputs=("hidden", "mask"), outputs=("mean",), parameters={"axis": 1, "kind": "mean"}),
             Step(op="l2_normalize", inputs=("mean",), outputs=("embedding",), parameters={"axis": 1, "epsilon": 1e-12}),
@@ -152,8 +149,45 @@ def endpoint(
         batching=batching,
         tolerance=tolerance,
         description="The meaning of a text as a vector of length 1.",
-        more_examples=[{"text": [texts[0].encode()]}],
+        more_examples=more_examples,
+    )
+
+
+def of_texts(
+    encoder: Encoder, config: Config, texts: Sequence[str], lengths: Sequence[int], vocabulary_size: int, **policy: Any
+) -> Endpoint:
+    """Texts in: they are tokenized per request, by the vocabulary `assets/vocab.txt`."""
+    parameters = {
+        "vocabulary": "assets/vocab.txt", "vocabulary_size": vocabulary_size, "lowercase": True,
+        "max_chars_per_word": 100, "lengths": list(lengths), "symbol": "tokens",
+    }  # fmt: skip
+    tokenize = Step(op="word_piece", inputs=("text",), outputs=("ids", "mask"), scope="request", parameters=parameters)
+    return endpoint(
+        encoder, config, {"text": Input(example=[text.encode() for text in texts])}, [tokenize],
+        symbols={"tokens": Symbol(min=lengths[0], max=lengths[-1])},
+        more_examples=[{"text": [texts[0].encode()]}], **policy,
     )  # fmt: skip
+
+
+def of_ids(
+    encoder: Encoder, config: Config, ids: Sequence[Sequence[int]], lengths: Sequence[int], **policy: Any
+) -> Endpoint:
+    """Token ids and their mask in, of any length: they are padded to one of `lengths`."""
+    longest = max(map(len, ids))
+    rows = torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
+    parameters = {"axis": 1, "lengths": list(lengths), "value": 0, "symbol": "tokens"}
+    steps = [
+        Step(op="pad", inputs=(given,), outputs=(made,), scope="request", parameters=parameters)
+        for given, made in (("input_ids", "ids"), ("attention_mask", "mask"))
+    ]
+    dims = ("batch", "length")
+    requests = {
+        "input_ids": Input(example=rows, dims=dims, index_range=range(config.vocab_size)),
+        "attention_mask": Input(example=mask, dims=dims, index_range=range(2)),
+    }
+    symbols = {"length": Symbol(min=1, max=lengths[-1]), "tokens": Symbol(min=lengths[0], max=lengths[-1])}
+    return endpoint(encoder, config, requests, steps, symbols=symbols, **policy)
 
 
 def build(seed: int = 0) -> Encoder:
@@ -166,9 +200,9 @@ def recipe() -> dict[str, Any]:
     """Arguments of `trunnion_bundle.save`."""
     vocabulary = Path(tempfile.mkdtemp(prefix="trunnion-bundle-")) / "vocab.txt"
     vocabulary.write_text("".join(f"{token}\n" for token in VOCABULARY))
-    made = endpoint(
-        build(), Config(), TEXTS, lengths=LENGTHS, vocabulary_size=len(VOCABULARY),
-        batching=Batching(allowed_sizes=(1, 4)), tolerance=Tolerance(absolute=1e-5, relative=1e-4),
+    made = of_texts(
+        build(), Config(), TEXTS, LENGTHS, len(VOCABULARY), batching=Batching(allowed_sizes=(1, 4)),
+        tolerance=Tolerance(absolute=1e-5, relative=1e-4),
     )  # fmt: skip
     assets: Mapping[str, Path] = {"assets/vocab.txt": vocabulary}
     return {"endpoints": {"embed": made}, "name": "text", "assets": assets}
