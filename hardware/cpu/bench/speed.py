@@ -9,38 +9,28 @@ import time
 from collections.abc import Callable
 
 import torch
+from host_rates import NEW_TOKENS, PREFILL_LEN, PROMPT_LEN, decode_rate, open_host, prefill_rate
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from trunnion.text.sample_model import find_sample_model
-from trunnion_host.serving import HostConfig, SamplingParams, ServingHost
 
-PROMPT_LEN, NEW_TOKENS, PREFILL_LEN = 32, 33, 1024
 BATCHES = (1, 8, 32)
 
 
 def main(threads: int, rounds: int) -> dict[str, dict[str, float]]:
     torch.set_num_threads(threads)
-    config = HostConfig(
-        model=str(find_sample_model("smollm2")),
-        dtype="bfloat16",
-        max_model_len=2048,
-        max_num_tokens=PREFILL_LEN,
-        max_num_seqs=max(BATCHES),
-        kv_blocks=max(BATCHES) * 8 + 80,
-        prefix_caching=False,
-    )
-    with ServingHost(config) as host:
+    with open_host(BATCHES) as host:
         peer = _peer()
         contests: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
             f"decode, batch {batch}, tokens/s": (
-                lambda batch=batch: _host_decode(host, batch),
+                lambda batch=batch: decode_rate(host, batch),
                 lambda batch=batch: _peer_decode(peer, batch),
             )
             for batch in BATCHES
         }
-        contests[f"prefill {PREFILL_LEN}, tokens/s"] = (lambda: _host_prefill(host), lambda: _peer_prefill(peer))
+        contests[f"prefill {PREFILL_LEN}, tokens/s"] = (lambda: prefill_rate(host), lambda: _peer_prefill(peer))
         results = {}
         with tqdm(total=len(contests) * (rounds + 1) * 2, desc="speed", file=sys.stderr, leave=False) as bar:
             for name, contestants in contests.items():
@@ -52,31 +42,6 @@ def main(threads: int, rounds: int) -> dict[str, dict[str, float]]:
                 own, other = (statistics.median(values[1:]) for values in samples)
                 results[name] = {"trunnion": own, "transformers": other, "ratio": own / other}
     return results
-
-
-def _host_decode(host: ServingHost, batch: int) -> float:
-    before = host.stats()
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-    open_requests = {host.submit([100 + row] * PROMPT_LEN, sampling) for row in range(batch)}
-    _drain(host, open_requests)
-    after = host.stats()
-    return (after.decode_tokens - before.decode_tokens) / (after.decode_seconds - before.decode_seconds)
-
-
-def _host_prefill(host: ServingHost) -> float:
-    before = host.stats()
-    _drain(host, {host.submit(list(range(100, 100 + PREFILL_LEN)), SamplingParams(max_tokens=1, ignore_eos=True))})
-    after = host.stats()
-    return (after.prefill_tokens - before.prefill_tokens) / (after.prefill_seconds - before.prefill_seconds)
-
-
-def _drain(host: ServingHost, open_requests: set[int]) -> None:
-    while open_requests:
-        event = host.next_event(timeout=300)
-        assert event is not None, "no event within five minutes"
-        assert not event.error, event.error
-        if event.finished:
-            open_requests.remove(event.request_id)
 
 
 def _peer() -> PreTrainedModel:

@@ -20,7 +20,21 @@ struct LinearArgs {
   void* out;         // [rows, features]
   int64_t rows, features, size;
   int64_t features_per_item, rows_per_item;
-  Element element;  // of x, weight, bias and out
+  Element element;             // of x, weight, bias and out; of bias and out where x and weight are quantised
+  const float* x_scales;       // [rows], of quantised products
+  const float* x_sums;         // [rows]: sums of the prepared integers
+  const float* weight_scales;  // [features]
+};
+
+struct QuantiseArgs {
+  const void* x;  // [rows, x_stride]
+  int64_t x_stride;
+  void* out;  // [rows, quantised_size(size)] of quantised_bytes() each
+  float* scales;
+  float* sums;
+  int64_t size;
+  float scale;  // of all rows; 0: each its own
+  Element element;
 };
 
 struct PrepareArgs {
@@ -35,6 +49,29 @@ struct PrepareArgs {
 struct RowPlaces {
   const void* data;
   int64_t inner, inner_stride, outer_stride;  // strides in elements
+};
+
+// y[m, n] = sum over k of x[m, k] * (weight[n, k] - zero_points[n, k / group]) * scales[n, k / group], + bias[n]
+struct GroupedArgs {
+  const float* x;  // [rows, x_stride], as Kernels::spread makes it
+  int64_t x_stride;
+  const uint8_t* weight;  // [features, weight_stride]; of two values in a byte the lower half is the first
+  int64_t weight_stride;
+  const void* scales;          // [features, groups]
+  const uint8_t* zero_points;  // [features, groups]; null: 2 ** (bits - 1)
+  const void* bias;            // [features] or null
+  void* out;                   // [rows, features]
+  int64_t rows, features, size, bits, group_size, groups;
+  int64_t features_per_item, rows_per_item;
+  Element element;  // of scales, bias and out
+};
+
+struct SpreadArgs {
+  const void* x;  // [rows, x_stride]
+  int64_t x_stride;
+  float* out;  // [rows, spread_size(size)]
+  int64_t size, bits;
+  Element element;
 };
 
 struct NormArgs {
@@ -104,13 +141,20 @@ struct AttendArgs {
 
 constexpr int64_t kMaxHeadDim = 512;
 
-// Ranges are of rows (prepare, norm, gated), tokens (rotate) or items, each of which one thread computes.
+// Ranges are of rows (prepare, quantise, spread, norm, gated), tokens (rotate) or items, each of which one thread computes.
 struct Kernels {
   const char* name;
   int64_t (*prepared_size)(Element element, int64_t size);  // elements of a prepared row
   int64_t (*prepared_bytes)(Element element);               // of one such element
   void (*prepare)(const PrepareArgs& args, int64_t first, int64_t last);
   void (*linear)(const LinearArgs& args, int64_t first, int64_t last);
+  int64_t (*quantised_size)(int64_t size);
+  int64_t (*quantised_bytes)();
+  void (*quantise)(const QuantiseArgs& args, int64_t first, int64_t last);
+  void (*w8a8_linear)(const LinearArgs& args, int64_t first, int64_t last);
+  int64_t (*spread_size)(int64_t size);
+  void (*spread)(const SpreadArgs& args, int64_t first, int64_t last);
+  void (*grouped_linear)(const GroupedArgs& args, int64_t first, int64_t last);
   void (*rms_norm)(const NormArgs& args, int64_t first, int64_t last);
   void (*silu_and_mul)(const GatedArgs& args, int64_t first, int64_t last);
   void (*rotate)(const RotateArgs& args, int64_t first, int64_t last);

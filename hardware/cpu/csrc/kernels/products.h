@@ -9,10 +9,13 @@
 namespace trunnion_cpu::TRUNNION_ISA {
 namespace {
 
-// How one element type is multiplied: X is what prepared rows hold, a Block one vector's worth of weights.
+// How one element type is multiplied: X is what prepared rows hold, a Block one vector's worth of weights, Out what is
+// stored.
 struct Float32 {
   using X = float;
   using Stored = float;
+  using Out = float;
+  using Sum = Floats;
   static constexpr int64_t kStep = kLanes;
   struct Block {
     Floats values;
@@ -21,6 +24,7 @@ struct Float32 {
   static TRUNNION_INLINE Block take(const Stored* weight, int64_t count) { return {load(weight, count)}; }
   static TRUNNION_INLINE Block take_x(const X* x) { return {load(x)}; }
   static TRUNNION_INLINE Floats add(Floats sum, Block weight, Block x) { return sum + weight.values * x.values; }
+  static TRUNNION_INLINE float total(Floats sum, const LinearArgs&, int64_t, int64_t) { return sum_of(sum); }
   static void prepare_row(const Stored* from, X* to, int64_t size) {
     for (int64_t k = 0; k < size; k += kStep) {
       store(to + k, k + kStep <= size ? load(from + k) : load(from + k, size - k));
@@ -32,6 +36,8 @@ struct Float32 {
 struct Bf16 {
   using X = BFloat16;
   using Stored = BFloat16;
+  using Out = BFloat16;
+  using Sum = Floats;
   static constexpr int64_t kStep = 2 * kLanes;
   using Block = __m512bh;
   static TRUNNION_INLINE Block take(const Stored* weight) { return (__m512bh)_mm512_loadu_si512(weight); }
@@ -42,6 +48,7 @@ struct Bf16 {
   static TRUNNION_INLINE Floats add(Floats sum, Block weight, Block x) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, weight, x);
   }
+  static TRUNNION_INLINE float total(Floats sum, const LinearArgs&, int64_t, int64_t) { return sum_of(sum); }
   static void prepare_row(const Stored* from, X* to, int64_t size) {
     for (int64_t k = 0; k < size; k += kStep) {
       Block block = k + kStep <= size ? take(from + k) : take(from + k, size - k);
@@ -53,6 +60,8 @@ struct Bf16 {
 struct Bf16 {
   using X = float;
   using Stored = BFloat16;
+  using Out = BFloat16;
+  using Sum = Floats;
   static constexpr int64_t kStep = 2 * kLanes;
   struct Block {
     Floats even, odd;
@@ -66,6 +75,7 @@ struct Bf16 {
   static TRUNNION_INLINE Floats add(Floats sum, Block weight, Block x) {
     return (sum + weight.even * x.even) + weight.odd * x.odd;
   }
+  static TRUNNION_INLINE float total(Floats sum, const LinearArgs&, int64_t, int64_t) { return sum_of(sum); }
   static void prepare_row(const Stored* from, X* to, int64_t size) {
     for (int64_t k = 0; k < size; k += kStep) {
       Block block = k + kStep <= size ? take(from + k) : take(from + k, size - k);

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "isa.h"
+#include "items.h"
 #include "scratch.h"
 #include "tensors.h"
 #include "threads.h"
@@ -10,18 +11,7 @@
 namespace trunnion_cpu {
 namespace {
 
-constexpr int64_t kWeightBytesPerItem = 64 << 10;  // half of a small second-level cache
-constexpr int64_t kMinFeaturesPerItem = 24;        // a multiple of what kernels take at once
-constexpr int64_t kRowsPerItem = 64;
-constexpr int64_t kItemsPerThread = 4;
-constexpr int64_t kSharedWork = 1 << 16;  // products below which waking others costs more than it saves
 constexpr int64_t kSharedPrepare = 1 << 15;
-
-int64_t features_per_item(int64_t features, int64_t row_bytes, int64_t threads) {
-  int64_t most = std::max(kWeightBytesPerItem / std::max<int64_t>(row_bytes, 1), kMinFeaturesPerItem);
-  most = std::min(most, (features + threads * kItemsPerThread - 1) / (threads * kItemsPerThread));
-  return (most + kMinFeaturesPerItem - 1) / kMinFeaturesPerItem * kMinFeaturesPerItem;
-}
 
 const void* prepared(const Kernels& kernel, PrepareArgs args, int64_t rows, int64_t width, int64_t threads) {
   args.out = Scratch::of(rows * width * kernel.prepared_bytes(args.element));
@@ -60,9 +50,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
       .features_per_item = features_per_item(features.count, size * element_bytes, threads),
       .rows_per_item = kRowsPerItem,
       .element = element,
+      .x_scales = nullptr,
+      .x_sums = nullptr,
+      .weight_scales = nullptr,
   };
-  const int64_t across = (args.features + args.features_per_item - 1) / args.features_per_item;
-  share(across * ((args.rows + kRowsPerItem - 1) / kRowsPerItem), threads, kernel.linear, args);
+  share(num_items(args), threads, kernel.linear, args);
   return out;
 }
 

@@ -10,30 +10,41 @@ import torch
 from trunnion.ops.registry import decline
 
 DTYPES = (torch.float32, torch.bfloat16)
-NAMES = ("rms_norm", "fused_add_rms_norm", "silu_and_mul")
-"""Operators of `trunnion` that `trunnion_cpu` has under the same name and with the same arguments."""
+OPERANDS: Mapping[str, tuple[int, ...]] = {
+    "rms_norm": (0, 1),
+    "fused_add_rms_norm": (0, 1, 2),
+    "silu_and_mul": (0,),
+    "w8a8_linear": (0, 4),
+    "grouped_int_linear": (0, 2, 4),
+}
+"""Operators of `trunnion` that `trunnion_cpu` has under the same name and with the same arguments, and the numbers of
+those arguments that are of one dtype, of DTYPES."""
 
 
 def native_kernels() -> Mapping[str, Callable[..., Any]]:
     """Operator -> kernel. The library is loaded."""
-    return {name: _kernel(name) for name in NAMES}
+    return {name: _kernel(name) for name in OPERANDS}
 
 
 def direct(function: Any, args: Sequence[Any]) -> Any:
     """The native operator that a call of `function` would end in, or `function`: for calls that are made again."""
     namespace, _, name = str(function.name()).partition("::")
-    if namespace == "trunnion" and name in NAMES and why_not(args) is None:
+    if namespace == "trunnion" and name in OPERANDS and why_not(name, args) is None:
         return _operator(name)
     return function
 
 
-def why_not(args: Sequence[Any]) -> str | None:
-    """Why the native operators do not take these arguments."""
-    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
+def why_not(name: str, args: Sequence[Any]) -> str | None:
+    """Why the native operator `name` does not take these arguments."""
+    dtypes = {args[number].dtype for number in OPERANDS[name] if args[number] is not None}
     if len(dtypes) > 1:
         return f"arguments of several dtypes: {', '.join(sorted(map(str, dtypes)))}"
     (dtype,) = dtypes
-    return None if dtype in DTYPES else f"{dtype} is neither float32 nor bfloat16"
+    if dtype not in DTYPES:
+        return f"{dtype} is neither float32 nor bfloat16"
+    if name == "w8a8_linear" and args[1].dtype != torch.int8:
+        return f"weights in {args[1].dtype}"
+    return None
 
 
 def _operator(name: str) -> Any:
@@ -44,7 +55,7 @@ def _kernel(name: str) -> Callable[..., Any]:
     operator = _operator(name)
 
     def kernel(*args: Any) -> Any:
-        if reason := why_not(args):
+        if reason := why_not(name, args):
             return decline(name, reason, *args)
         return operator(*args)
 

@@ -1,0 +1,106 @@
+"""Native products of quantised weights against float64, with every set of kernels that this processor can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trunnion.ops.grouped_int import pack
+from trunnion.ops.registry import OPERATORS
+from trunnion_cpu.hardware import CpuHardware
+
+ROWS = (0, 1, 2, 3, 4, 5, 8, 9, 17, 66)
+pytestmark = pytest.mark.usefixtures("isa", "inference")
+Check = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def operators() -> Any:
+    return torch.ops.trunnion_cpu
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["scale-per-row", "one-scale"])
+@pytest.mark.parametrize("size", [1, 15, 64, 65, 200])
+def test_w8a8(dtype: torch.dtype, check: Check, size: int, static: bool, threads: int) -> None:
+    """The integers of x are those of the formula: multiplied in float64, they give the same."""
+    for features in (1, 7, 50):
+        weight = torch.randint(-128, 128, (features, size), dtype=torch.int8)
+        weight_scale = torch.rand(features) * 0.01 + 0.001
+        bias = torch.randn(features).to(dtype)
+        for rows in ROWS:
+            x = (torch.randn(rows, size) * 0.5).to(dtype)
+            # Beyond one scale's range, too.
+            input_scale = torch.tensor([0.008]) if static else None
+            scale = torch.full((rows, 1), 0.008) if static else (x.float().abs().amax(1, keepdim=True) / 127)
+            scale = scale.clamp(min=1e-12)
+            codes = (x.float() / scale).clamp(-127, 127).round().double()
+            expected = (codes @ weight.double().T) * scale.double() * weight_scale.double()
+            check(operators().w8a8_linear(x, weight, weight_scale, input_scale, bias), expected + bias.double())
+            check(operators().w8a8_linear(x, weight, weight_scale, input_scale, None), expected)
+
+
+def test_w8a8_of_zeros_and_of_what_is_no_number(dtype: torch.dtype) -> None:
+    weight, scale = torch.full((3, 70), -128, dtype=torch.int8), torch.ones(3)
+    x = torch.zeros(2, 70, dtype=dtype)
+    assert not operators().w8a8_linear(x, weight, scale, None, None).any()
+    x[1, 69] = float("nan")
+    found = operators().w8a8_linear(x, weight, scale, None, None)
+    assert not found[0].any() and found[1].isnan().all()
+
+
+GROUPED = {
+    "4-bits": (4, 192, 64, False),
+    "4-bits-zero-points": (4, 160, 32, True),
+    "4-bits-short-group": (4, 152, 128, True),
+    "4-bits-one-group": (4, 90, 90, False),
+    "4-bits-two-features": (4, 2, 128, True),
+    "8-bits": (8, 96, 32, False),
+    "8-bits-odd": (8, 73, 73, True),
+    "8-bits-short-group": (8, 100, 64, True),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped(dtype: torch.dtype, check: Check, name: str, threads: int) -> None:
+    bits, size, group, has_zeros = GROUPED[name]
+    groups = -(-size // group)
+    for features in (1, 7, 50):
+        values = torch.randint(0, 2**bits, (features, size))
+        scales = ((torch.rand(features, groups) + 0.1) * 2.0**-bits).to(dtype)
+        zeros = torch.randint(0, 2**bits, (features, groups), dtype=torch.uint8) if has_zeros else None
+        shift = zeros.double() if zeros is not None else torch.full((features, groups), 2.0 ** (bits - 1)).double()
+
+        def spread(of_groups: torch.Tensor) -> torch.Tensor:
+            return of_groups.double().repeat_interleave(group, 1)[:, :size]
+
+        dense = (values.double() - spread(shift)) * spread(scales)
+        bias = torch.randn(features).to(dtype)
+        for rows in ROWS:
+            x = (torch.randn(rows, size) / size**0.5).to(dtype)
+            found = operators().grouped_int_linear(x, pack(values, bits), scales, zeros, bias, bits, group)
+            check(found, x.double() @ dense.T + bias.double())
+            found = operators().grouped_int_linear(x, pack(values, bits), scales, zeros, None, bits, group)
+            check(found, x.double() @ dense.T)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    x, weight = torch.randn(2, 64), torch.zeros(4, 32, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="groups of 24 features"):
+        operators().grouped_int_linear(x, weight, torch.ones(4, 3), None, None, 4, 24)
+    with pytest.raises(RuntimeError, match="weights of 3 bits; choices: 4, 8"):
+        operators().grouped_int_linear(x, weight, torch.ones(4, 2), None, None, 3, 32)
+    with pytest.raises(RuntimeError, match="scales is no dense matrix of 4 by 2"):
+        operators().grouped_int_linear(x, weight, torch.ones(4, 3), None, None, 4, 32)
+    with pytest.raises(RuntimeError, match="weight_scale has 3 values, expected 4"):
+        operators().w8a8_linear(x, torch.zeros(4, 64, dtype=torch.int8), torch.ones(3), None, None)
+
+
+def test_weights_in_float8_are_declined_and_counted() -> None:
+    CpuHardware().initialize(0)
+    OPERATORS.reset_declined()
+    weight = torch.ones(4, 64).to(torch.float8_e4m3fn)
+    torch.ops.trunnion.w8a8_linear(torch.randn(2, 64), weight, torch.ones(4), None, None)
+    assert OPERATORS.declined() == {("w8a8_linear", "weights in torch.float8_e4m3fn"): 1}
+    OPERATORS.reset_declined()
