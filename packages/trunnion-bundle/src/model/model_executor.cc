@@ -62,7 +62,6 @@ Executor::Delivery ModelExecutor::execute(const Batch& batch, std::vector<BatchP
   auto values = std::make_shared<Values>(program_.num_slots());
   gather(batch, parts, *values);
   program_.run_before_module(*values);
-  pad_inputs(batch, *values);
   run_module(batch, *values);
   program_.run_after_module(*values);
   return [this, values, parts = std::move(parts)] { scatter(parts, *values); };
@@ -90,25 +89,30 @@ void ModelExecutor::gather(const Batch& batch, const std::vector<BatchPart>& par
   }
 }
 
-void ModelExecutor::pad_inputs(const Batch& batch, Values& values) const {
+// The module's inputs with rows up to the batch's size. What other steps read too is copied, and stays as it is.
+std::vector<Tensor*> ModelExecutor::pad_inputs(const Batch& batch, Values& values, std::deque<Tensor>& padded) const {
+  std::vector<Tensor*> inputs;
   for (size_t i = 0; i < module_.inputs.size(); ++i) {
     const TensorSpec& spec = module_.inputs[i];
-    if (spec.batch_axis < 0) continue;
-    Tensor& tensor = values[static_cast<size_t>(program_.module_inputs()[i])];
-    if (tensor.dims[static_cast<size_t>(spec.batch_axis)] < batch.size) {
-      Tensor larger = make_tensor(tensor.dtype, with_rows(tensor.dims, spec.batch_axis, batch.size));
-      copy_rows(tensor, 0, larger, 0, batch.rows, spec.batch_axis);
-      tensor = std::move(larger);
+    Tensor* tensor = &values[static_cast<size_t>(program_.module_inputs()[i])];
+    if (spec.batch_axis >= 0) {
+      if (tensor->dims[static_cast<size_t>(spec.batch_axis)] < batch.size) {
+        Tensor& larger = padded.emplace_back(make_tensor(tensor->dtype, with_rows(tensor->dims, spec.batch_axis, batch.size)));
+        copy_rows(*tensor, 0, larger, 0, batch.rows, spec.batch_axis);
+        tensor = &larger;
+      }
+      pad_rows(*tensor, batch.rows, spec.batch_axis, *spec.pad);
     }
-    pad_rows(tensor, batch.rows, spec.batch_axis, *spec.pad);
+    inputs.push_back(tensor);
   }
+  return inputs;
 }
 
-ModelExecutor::Sizes ModelExecutor::check_inputs(const Batch& batch, const Values& values) const {
+ModelExecutor::Sizes ModelExecutor::check_inputs(const Batch& batch, const std::vector<Tensor*>& given) const {
   Sizes sizes{{"batch", batch.size}};
   for (size_t i = 0; i < module_.inputs.size(); ++i) {
     const TensorSpec& spec = module_.inputs[i];
-    const Tensor& tensor = values[static_cast<size_t>(program_.module_inputs()[i])];
+    const Tensor& tensor = *given[i];
     for (size_t k = 0; k < spec.dims.size(); ++k) {
       const Dim& dim = spec.dims[k];
       int64_t wanted = dim.size;
@@ -131,11 +135,11 @@ ModelExecutor::Sizes ModelExecutor::check_inputs(const Batch& batch, const Value
 }
 
 void ModelExecutor::run_module(const Batch& batch, Values& values) {
-  const Sizes sizes = check_inputs(batch, values);
+  std::deque<Tensor> padded;
+  const std::vector<Tensor*> given = pad_inputs(batch, values, padded);
+  const Sizes sizes = check_inputs(batch, given);
   std::vector<trn_engine_tensor> inputs, outputs;
-  for (size_t i = 0; i < module_.inputs.size(); ++i) {
-    inputs.push_back(view_of(module_.inputs[i], values[static_cast<size_t>(program_.module_inputs()[i])]));
-  }
+  for (size_t i = 0; i < given.size(); ++i) inputs.push_back(view_of(module_.inputs[i], *given[i]));
   for (size_t i = 0; i < module_.outputs.size(); ++i) {
     const TensorSpec& spec = module_.outputs[i];
     std::vector<int64_t> dims;

@@ -1,6 +1,7 @@
 // Computes batches of one signature: gathers rows, runs the steps and the engine, and scatters the results.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,9 +25,9 @@ class ModelExecutor final : public Executor {
   using Sizes = std::map<std::string, int64_t>;
 
   void gather(const Batch& batch, const std::vector<BatchPart>& parts, Values& values) const;
-  void pad_inputs(const Batch& batch, Values& values) const;
+  std::vector<Tensor*> pad_inputs(const Batch& batch, Values& values, std::deque<Tensor>& padded) const;
   // Refuses what does not fit the module; the sizes of its symbols.
-  Sizes check_inputs(const Batch& batch, const Values& values) const;
+  Sizes check_inputs(const Batch& batch, const std::vector<Tensor*>& given) const;
   void run_module(const Batch& batch, Values& values);
   void scatter(const std::vector<BatchPart>& parts, const Values& values) const;
 

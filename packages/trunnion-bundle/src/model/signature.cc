@@ -37,7 +37,7 @@ Code code_of(Refusal refusal) {
 Signature::Signature(const Contract& contract, const SignatureSpec& spec, std::unique_ptr<Engine> engine,
                      const std::filesystem::path& folder)
     : spec_(spec),
-      program_(spec, contract.modules.at(spec.module), "bundle.json.signatures." + spec.name),
+      program_(spec, contract.modules.at(spec.module), "bundle.json.signatures." + spec.name, folder),
       executor_(contract.modules.at(spec.module), program_, std::move(engine)),
       latencies_(warm_up(spec, program_, executor_, clock_, folder)),
       batcher_(std::make_unique<Batcher>(with_latencies(spec.batching.options, latencies_), executor_, clock_, metrics_)) {}

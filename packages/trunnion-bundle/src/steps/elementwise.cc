@@ -1,6 +1,8 @@
 // Operators that treat each element by itself, and padding of an axis.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
+#include <utility>
 
 #include "steps/elements.h"
 #include "steps/operators.h"
@@ -30,13 +32,25 @@ Operator scalar_function(ValueType output, Function function) {
   });
 }
 
+// Whether the integers of `range` are integers of `dtype`.
+bool holds(Dtype dtype, const IndexRange& range) {
+  bool all = is_integer(dtype);
+  visit_type(dtype, [&](auto zero) {
+    using Element = decltype(zero);
+    if constexpr (std::is_integral_v<Element>) {
+      all = all && std::in_range<Element>(range.min);
+      for (const int64_t bound : range.below) all = all && std::in_range<Element>(bound - 1);
+    }
+  });
+  return all;
+}
+
 Operator make_cast(ValueType input, const JsonNode& parameters) {
   parameters.expect_keys({"dtype"});
   const auto dtype = dtype_of(parameters.at("dtype").string(16));
   if (!dtype || *dtype == Dtype::kBytes) parameters.at("dtype").fail(dtype_choices());
-  // A range survives only where no value of it can change.
-  if (!is_integer(*dtype) || size_of(*dtype) < size_of(input.dtype)) input.range.reset();
-  if (input.range && input.range->min < 0 && *dtype >= Dtype::kUint8 && *dtype <= Dtype::kUint64) input.range.reset();
+  // A range survives where no value of it can change.
+  if (input.range && !holds(*dtype, *input.range)) input.range.reset();
   input.dtype = *dtype;
   return scalar_function(std::move(input), [](Scalar x) { return x; });
 }
@@ -160,10 +174,7 @@ Operator make_pad(const StepSpec& step, ValueType input, const JsonNode& paramet
   parameters.expect_keys({"axis", "lengths", "value", "symbol"});
   if (!step.is_request) throw BundleError(parameters.place() + ": pad has scope batch, expected request");
   const auto axis = static_cast<size_t>(read_axis(parameters, input));
-  std::vector<int64_t> lengths;
-  for (const JsonNode& item : parameters.at("lengths").items(1, 1000)) {
-    lengths.push_back(item.integer(lengths.empty() ? 1 : lengths.back() + 1, kMaxSize));
-  }
+  const std::vector<int64_t> lengths = read_lengths(parameters);
   const double value = parameters.at("value").number();
   if (input.range) {
     const auto element = static_cast<int64_t>(value);

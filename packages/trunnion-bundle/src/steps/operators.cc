@@ -17,12 +17,22 @@ int read_axis(const JsonNode& parameters, const ValueType& input) {
   return found;
 }
 
-Operator make_operator(const StepSpec& step, std::span<const ValueType> inputs, const std::string& place) {
+std::vector<int64_t> read_lengths(const JsonNode& parameters) {
+  std::vector<int64_t> lengths;
+  for (const JsonNode& item : parameters.at("lengths").items(1, 1000)) {
+    lengths.push_back(item.integer(lengths.empty() ? 1 : lengths.back() + 1, kMaxSize));
+  }
+  return lengths;
+}
+
+Operator make_operator(const StepSpec& step, std::span<const ValueType> inputs, const std::string& place,
+                       const std::filesystem::path& folder) {
   const JsonNode parameters(step.parameters, place + ".parameters");
   const bool takes_mask = step.op == "pool" && inputs.size() == 2;
   if (inputs.size() != 1 && !takes_mask) {
     throw BundleError(place + ": " + step.op + " has " + std::to_string(inputs.size()) + " inputs, expected 1");
   }
+  if (step.op == "word_piece") return make_word_piece(step, inputs, parameters, folder);
   if (inputs[0].dtype == Dtype::kBytes && step.op != "hash_mod") {
     throw BundleError(place + ": " + step.op + " takes no BYTES");
   }

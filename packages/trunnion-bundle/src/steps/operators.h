@@ -1,6 +1,7 @@
 // The closed set of native operators of steps before and after the module; docs/format.md says what each computes.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
@@ -25,13 +26,19 @@ struct Operator {
   std::function<std::vector<Tensor>(std::span<const Tensor* const> inputs)> run;
 };
 
-// `place` names the step in errors. Throws BundleError: wrong parameters, or an operator that this program does not have.
-Operator make_operator(const StepSpec& step, std::span<const ValueType> inputs, const std::string& place);
+// `place` names the step in errors; assets lie in `folder`. Throws BundleError: wrong parameters, or an operator that this
+// program does not have.
+Operator make_operator(const StepSpec& step, std::span<const ValueType> inputs, const std::string& place,
+                       const std::filesystem::path& folder);
 
 // Parts of it, by what they do.
 Operator make_elementwise(const StepSpec& step, std::span<const ValueType> inputs, const JsonNode& parameters);
 Operator make_reduction(const StepSpec& step, std::span<const ValueType> inputs, const JsonNode& parameters);
+Operator make_word_piece(const StepSpec& step, std::span<const ValueType> inputs, const JsonNode& parameters,
+                         const std::filesystem::path& folder);
 
+// The parameter `lengths`: ascending.
+std::vector<int64_t> read_lengths(const JsonNode& parameters);
 // The parameter `axis`, which is no batch axis.
 int read_axis(const JsonNode& parameters, const ValueType& input);
 

@@ -16,7 +16,8 @@ void add_once(std::vector<Slot>& slots, Slot slot) {
 
 }  // namespace
 
-Program::Program(const SignatureSpec& signature, const ModuleSpec& module, const std::string& place) {
+Program::Program(const SignatureSpec& signature, const ModuleSpec& module, const std::string& place,
+                 const std::filesystem::path& folder) {
   for (const TensorSpec& input : signature.inputs) add_value(input.name, type_of(input), Origin::kRequest);
   bool after_module = false;
   for (size_t i = 0; i < signature.steps.size(); ++i) {
@@ -33,7 +34,7 @@ Program::Program(const SignatureSpec& signature, const ModuleSpec& module, const
       step.inputs.push_back(slot_of(name));
       inputs.push_back(types_[static_cast<size_t>(step.inputs.back())]);
     }
-    step.op = make_operator(spec, inputs, step_place);
+    step.op = make_operator(spec, inputs, step_place, folder);
     if (step.op.outputs.size() != spec.outputs.size()) {
       throw BundleError(step_place + ": " + spec.op + " has " + std::to_string(step.op.outputs.size()) +
                         " outputs, the step names " + std::to_string(spec.outputs.size()));

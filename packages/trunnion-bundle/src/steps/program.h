@@ -1,6 +1,7 @@
 // The steps of one signature, ready to run: values in slots, and which of them cross from requests to a batch and back.
 #pragma once
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,8 +21,9 @@ struct Slot {
 
 class Program {
  public:
-  // Throws BundleError where the steps do not fit the module.
-  Program(const SignatureSpec& signature, const ModuleSpec& module, const std::string& place);
+  // Assets of steps lie in `folder`. Throws BundleError where the steps do not fit the module.
+  Program(const SignatureSpec& signature, const ModuleSpec& module, const std::string& place,
+          const std::filesystem::path& folder);
 
   size_t num_slots() const { return types_.size(); }
 

@@ -37,7 +37,7 @@ Tensor read_input(const json& given) {
 }
 
 json run(const json& given) {
-  StepSpec step{.op = given.at("op"), .is_request = true, .inputs = {}, .outputs = {}, .parameters = given.at("parameters")};
+  StepSpec step{.op = given.at("op"), .is_request = true, .inputs = {}, .outputs = given.at("outputs"), .parameters = given.at("parameters")};
   std::vector<ValueType> types;
   std::vector<Tensor> inputs;
   for (const json& input : given.at("inputs")) {
@@ -47,7 +47,7 @@ json run(const json& given) {
   std::vector<const Tensor*> views;
   for (const Tensor& input : inputs) views.push_back(&input);
   json outputs = json::array();
-  for (const Tensor& output : make_operator(step, types, "step").run(views)) {
+  for (const Tensor& output : make_operator(step, types, "step", given.at("folder").get<std::string>()).run(views)) {
     outputs.push_back({{"dtype", name_of(output.dtype)}, {"dims", output.dims}, {"data", to_hex(output.data.data(), output.data.size())}});
   }
   return outputs;

@@ -38,8 +38,12 @@ def encode(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": NAMES[array.dtype], "dims": array.shape, "data": np.ascontiguousarray(array).tobytes().hex()}
 
 
-def compute(programs: Path, op: str, parameters: dict[str, Any], *inputs: np.ndarray) -> dict[str, Any]:
-    line = json.dumps({"op": op, "parameters": parameters, "inputs": [encode(array) for array in inputs]})
+def compute(
+    programs: Path, op: str, parameters: dict[str, Any], *inputs: np.ndarray, folder: Path = Path()
+) -> dict[str, Any]:
+    outputs = ["a", "b", "c"] if op == "word_piece" else ["a"]
+    given = {"op": op, "parameters": parameters, "outputs": outputs, "folder": str(folder)}
+    line = json.dumps({**given, "inputs": [encode(array) for array in inputs]})
     command = [str(programs / "tests" / "native" / "operator_replay")]
     done = subprocess.run(command, input=line, capture_output=True, text=True, timeout=30, check=True)
     return json.loads(done.stdout)
@@ -117,10 +121,55 @@ def test_computes_what_python_computes(programs: Path, name: str) -> None:
         ("softmax", {"axis": 0}, (X,), "refused", "another axis than the batch's"),
         ("softmax", {"axis": 1}, (IDS,), "refused", "takes FP32 or FP64, not INT64"),
         ("clip", {"min": 1}, (X,), "refused", 'has no "max"'),
-        ("word_piece", {}, (X,), "refused", "does not have the operator word_piece"),
+        ("plugin", {}, (X,), "refused", "does not have the operator plugin"),
     ],
 )
 def test_refuses_by_name(
     programs: Path, op: str, parameters: dict[str, Any], inputs: tuple[np.ndarray, ...], kind: str, text: str
 ) -> None:
     assert text in compute(programs, op, parameters, *inputs)[kind]
+
+
+def test_words_are_cut_as_python_cuts_them(programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    letters = "abcdefghijklmnopqrstuvwxyzäß\u03c3\u03c2\u03b1\u0436漢字한ㅎ각.,!'-“”0123456789"
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters), "ab", "##bc", "ing"]
+    # Parts of Hangul syllables, as they are after decomposition.
+    tokens += [chr(0x1112), "##" + chr(0x1161), "##" + chr(0x11AB)]
+    (tmp_path / "assets" / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    texts = [
+        "", " ", "abc abcing", "Hello, World!",
+        "\u0391\u03a3 \u03a3\u0391\u03a3. \u0391\u03a3'\u0391 \u03a3",
+        "Ünïcödé ÀÉÎ straße İI", "漢字 x漢y", "한각 ㅎ", "a\tb\nc\rd",
+        "a\u00a0b\u2003c\u2028d\u2029e\u0085f", "x\u200by\ufffdz\x00w", "“quotes” — don't", "a" * 200, "ab " * 200,
+        "ﬁ ﬀ Ǆ ǅ ẞ", "a\u0301b\u0323\u0301", "👍 \U0001f469\u200d\U0001f4bb", "\u1e9b\u0323",
+        "".join(map(chr, range(0x370, 0x400))),
+        *("".join(map(chr, RANDOM.integers(32, 0xD7FF, 40))) for _ in range(60)),
+        *("".join(map(chr, RANDOM.integers(0x10000, 0x1FFFF, 20))) for _ in range(10)),
+    ]  # fmt: skip
+    array = np.empty(len(texts), object)
+    array[:] = [text.encode() for text in texts]
+    for lowercase in (True, False):
+        parameters = {
+            "vocabulary": "assets/vocab.txt",
+            "vocabulary_size": len(tokens),
+            "lowercase": lowercase,
+            "lengths": [8, 64, 128],
+            "symbol": "length",
+            "max_chars_per_word": 100,
+        }
+        step = Step(op="word_piece", inputs=("x",), outputs=("y",), scope="request", parameters=parameters)
+        python = prepare(step, tmp_path)
+        for text in array:
+            one = np.empty(1, object)
+            one[:] = [text]
+            found = compute(programs, "word_piece", parameters, one, folder=tmp_path)
+            for mine, other in zip(found["outputs"], python([one]), strict=True):
+                np.testing.assert_array_equal(decode(mine), other, err_msg=repr(text.decode()))
+        whole = compute(programs, "word_piece", parameters, array, folder=tmp_path)["outputs"]
+        for mine, other in zip(whole, python([array]), strict=True):
+            np.testing.assert_array_equal(decode(mine), other)
+    for bad in (b"\xff", b"a\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"abc\xe4\xbd"):
+        array = np.empty(1, object)
+        array[:] = [bad]
+        assert "is no UTF-8" in compute(programs, "word_piece", parameters, array, folder=tmp_path)["invalid"]
