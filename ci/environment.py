@@ -2,8 +2,8 @@
 
 A layer is stamped with a hash of what determines it (its rows of `versions.toml`, pyproject.toml files, C++ sources):
 a second run installs nothing, and a change in C++ rebuilds only what it touches. Pure Python is installed in editable
-mode and needs no stamp; the host is installed as its users have it, because an editable one answers every import of its
-name before the path is asked.
+mode and needs no stamp, and its package builds what is native in it when it is first used; the host is installed as its
+users have it, because an editable one answers every import of its name before the path is asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Times native operators beside torch's, in turn, with every set of kernels that this processor has."""
+"""Times native operators beside torch's, in turn, with every set of kernels that this processor has.
+
+With one thread it is the processor's time that counts, so that a busy machine spoils little; with more, the clock's.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +49,9 @@ def _compare(own: Call, other: Call, rounds: int) -> dict[str, float]:
 
 def _microseconds(call: Call) -> float:
     """Of one call, over as many as fill a sample."""
-    started, calls = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < SAMPLE_SECONDS:
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    started, calls = clock(), 0
+    while (elapsed := clock() - started) < SAMPLE_SECONDS:
         call()
         calls += 1
     return elapsed / calls * 1e6
