@@ -17,6 +17,17 @@ int64_t version_of(const std::string& name) {
   return version <= kMaxSize ? version : 0;
 }
 
+// Those that are there at this moment; they may go while they are read.
+std::vector<fs::path> folders_of(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::end(entry); entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) found.push_back(entry->path());
+  }
+  return found;
+}
+
 }  // namespace
 
 Repository::Repository(fs::path root, LoadOptions options, Log log)
@@ -39,19 +50,19 @@ Repository::~Repository() {
 
 std::map<std::string, Repository::Versions> Repository::scan() const {
   std::map<std::string, Versions> found;
-  std::error_code error;
+  const auto add = [&](const std::string& name, int64_t version, const fs::path& folder) {
+    // Other names could not be asked for, or told apart in figures.
+    if (version > 0 && is_path(name) && is_committed(folder)) found[name][version] = folder;
+  };
   if (is_committed(root_)) {
     const fs::path folder = root_.filename().empty() ? root_.parent_path() : root_;
     const int64_t version = version_of(folder.filename().string());
-    const std::string name = (version > 0 ? folder.parent_path() : folder).filename().string();
-    found[name][std::max<int64_t>(version, 1)] = folder;
+    add((version > 0 ? folder.parent_path() : folder).filename().string(), std::max<int64_t>(version, 1), folder);
     return found;
   }
-  for (const auto& model : fs::directory_iterator(root_, error)) {
-    if (!model.is_directory(error)) continue;
-    for (const auto& entry : fs::directory_iterator(model.path(), error)) {
-      const int64_t version = version_of(entry.path().filename().string());
-      if (version > 0 && is_committed(entry.path())) found[model.path().filename().string()][version] = entry.path();
+  for (const fs::path& model : folders_of(root_)) {
+    for (const fs::path& folder : folders_of(model)) {
+      add(model.filename().string(), version_of(folder.filename().string()), folder);
     }
   }
   return found;
@@ -172,7 +183,11 @@ void Repository::watch(std::chrono::milliseconds interval) {
     std::unique_lock lock(mutex_);
     while (!is_closing_ && !is_draining_) {
       lock.unlock();
-      refresh();
+      try {
+        refresh();
+      } catch (const std::exception& error) {
+        log_(std::string("looking for new versions failed: ") + error.what());
+      }
       lock.lock();
       changed_.wait_for(lock, interval, [this] { return is_closing_ || is_draining_; });
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 import trunnion_bundle
 from trunnion_bundle import Endpoint, IndexRange, Input
-from trunnion_bundle.tensors import Symbol
+from trunnion_bundle.tensors import Pad, Symbol
 
 ROWS = 37
 RANDOM = np.random.default_rng(0)
@@ -106,6 +106,39 @@ def test_a_size_without_a_program_is_invalid(server: Server) -> None:
 def test_nothing_of_python_is_loaded(server: Server) -> None:
     maps = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "engine_pjrt.so" in maps and "libpython" not in maps and "libjax" not in maps
+
+
+@pytest.mark.parametrize(
+    ("pad", "filled"),
+    [
+        (Pad(rule="zero"), lambda x: 0),
+        (Pad(rule="repeat_row"), lambda x: x[0]),
+        (Pad(rule="value", value=2.5), lambda x: 2.5),
+    ],
+    ids=["zero", "repeat-row", "value"],
+)
+def test_rows_of_padding_are_what_the_rule_says(
+    programs: Path, tmp_path: Path, plugin: str, pad: Pad, filled: Callable[[np.ndarray], Any]
+) -> None:
+    # A function that a bundle should not have, since its rows see each other: so they show what the padding is.
+    x = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
+    endpoint = Endpoint(
+        function=lambda x: x * 0 + x.sum(0),
+        inputs={"x": Input(example=x, pad=pad)},
+        outputs=("y",),
+        batching=trunnion_bundle.Batching(allowed_sizes=(4, 8)),
+    )
+    trunnion_bundle.save(tmp_path / "sums", endpoints={"sum": endpoint}, name="sums")
+    with serving(programs, tmp_path / "sums", "--settings", json.dumps({"pjrt_plugin": plugin})) as server:
+        client = triton.InferenceServerClient(server.grpc)
+        # Full batches between, whose rows must not come back as padding.
+        for rows, size in ((8, 8), (5, 8), (4, 4), (1, 4), (8, 8), (7, 8)):
+            given = (np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) + rows) / 4
+            tensor = triton.InferInput("x", [rows, 3], "FP32")
+            tensor.set_data_from_numpy(given)
+            found = client.infer("sums", [tensor]).as_numpy("y")
+            wanted = given.sum(0) + (size - rows) * filled(given)
+            np.testing.assert_allclose(found, np.broadcast_to(wanted, (rows, 3)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

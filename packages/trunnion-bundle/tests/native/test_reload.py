@@ -231,3 +231,16 @@ def test_models_are_loaded_and_unloaded_on_request(programs: Path, tmp_path: Pat
 def test_one_bundle_is_served_under_the_name_of_its_folder(programs: Path, tmp_path: Path) -> None:
     with serving(programs, write_echo(tmp_path / "echo")) as server:
         assert ask(triton.InferenceServerClient(server.grpc)) == 1
+
+
+def test_folders_that_are_no_models_are_passed_over(programs: Path, tmp_path: Path) -> None:
+    for name in ("echo", ".hidden", "a:b", 'quo"te', "two words"):
+        write_echo(tmp_path / name / "1")
+    write_echo(tmp_path / "versions" / "01")
+    write_echo(tmp_path / "versions" / "latest")
+    (tmp_path / "file").write_text("no folder")
+    with serving(programs, tmp_path) as server:
+        client = triton.InferenceServerClient(server.grpc)
+        assert [model.name for model in client.get_model_repository_index().models] == ["echo"]
+        shutil.rmtree(tmp_path / "two words")
+        assert ask(client) == 1
