@@ -11,6 +11,7 @@
     nox -s matrix -- cpu cuda           every card on some hardware, or all: dist/matrix/matrix.html and matrix.json
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
+    nox -s serve-bundle                 the tiny DLRM as a bundle, in the C++ server: gRPC on 8001, HTTP on 8000
     nox -s bench-bundle -- --json FILE  the C++ server of bundles beside one in Python
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on devices that compute nothing meanwhile
     nox -s adapter-sweep -- --json FILE every causal model of transformers without a port: passed, refused or wrong;
@@ -175,6 +176,18 @@ def test_bundle(session: nox.Session) -> None:
         return
     _pytest(env, [BUNDLE_TESTS], fresh_folder("test-bundle"), *QUICK)
     _finish(session, "test-bundle")
+
+
+@nox.session(name="serve-bundle", venv_backend="none")
+def serve_bundle(session: nox.Session) -> None:
+    """Export the tiny DLRM to dist/bundles, build the C++ server and serve it; options of the server may follow."""
+    env = Environment(session, BUNDLE).prepare()
+    folder = ROOT / "dist" / "bundles" / "dlrm" / "1"
+    if not folder.exists():
+        env.run("python", "-m", "trunnion_bundle.examples.dlrm", str(folder))
+    programs = env.run("python", f"{BUNDLE_TESTS}/native/native_build.py", silent=True).strip()
+    server = str(Path(programs) / "trunnion-serve-bundle")
+    session.run(server, str(folder.parents[1]), *session.posargs, external=True)
 
 
 @nox.session(name="bench-bundle", venv_backend="none")

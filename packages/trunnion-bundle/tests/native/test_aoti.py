@@ -54,6 +54,13 @@ def test_answers_are_those_of_torch(server: Server, rows: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_the_example_of_a_client_gets_scores(server: Server) -> None:
+    from trunnion_bundle.examples import ask
+
+    with torch.no_grad():
+        np.testing.assert_allclose(ask.ask(server.grpc, 3), dlrm.build()(**dlrm.example(3)).numpy(), rtol=1e-4)
+
+
 def test_many_at_once_keep_their_own_rows(server: Server) -> None:
     client = triton.InferenceServerClient(server.grpc)
     model = dlrm.build()
