@@ -131,3 +131,13 @@ def test_a_request_goes_on_in_chunks_where_that_is_right(tmp_path: Path) -> None
     assert [way.one_by_one for way in ways] == [False, True]
     for executor in (chunks, single):
         executor.close()
+
+
+def test_a_model_that_asks_for_values_runs_eager(tmp_path: Path) -> None:
+    executor = load("longcat_flash", tmp_path)
+    host = HostDouble(executor, 20, executor.device)
+    reason = "every step eager: the module asks the device for values (aten::nonzero)"
+    assert host.report.eager == {"decode": reason, "mixed": reason} and not host.report.captured
+    host.step([Chunk(host.add(FIRST), 4)])
+    assert executor.counters.eager == {reason: 1}
+    executor.close()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 FLOAT8 = "no chip that is known here has float8, and CANN casts none there: refused at load (float8.py)"
+CONVOLUTION = (
+    "transformers' short convolutions are Conv2D, which CANN compiles when it runs: simulated it compiles nothing, and "
+    "nobody has seen it on a chip"
+)
 
 UNSUPPORTED: dict[str, str] = dict.fromkeys(
     (
@@ -15,7 +19,7 @@ UNSUPPORTED: dict[str, str] = dict.fromkeys(
         "llama-fp8-cache",
     ),
     FLOAT8,
-)
+) | dict.fromkeys(("adapter-olmo_hybrid", "adapter-bamba", "adapter-jamba"), CONVOLUTION)
 """`<card>` or `<card>-<dtype>` -> reason"""
 
 REFUSED: dict[str, str] = dict.fromkeys(

@@ -40,6 +40,15 @@ def test_operators_give_what_the_host_gives() -> None:
     assert moved[:0].abs().shape == (0, 8)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_channels_are_convolved_by_themselves(has_bias: bool) -> None:
+    """By an operator that torch has for CUDA alone."""
+    given = [torch.randn(2, 8, 5), torch.randn(8, 1, 4), torch.randn(8) if has_bias else None]
+    moved = [None if each is None else each.to(DEVICE) for each in given]
+    expected = torch.nn.functional.conv1d(*given, padding=3, groups=8)
+    torch.testing.assert_close(torch.nn.functional.conv1d(*moved, padding=3, groups=8).cpu(), expected)
+
+
 def test_tensors_of_two_devices_do_not_mix() -> None:
     with pytest.raises(RuntimeError, match="same device"):
         torch.ones(2, device=DEVICE) + torch.ones(2)

@@ -316,6 +316,15 @@ void on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
+// What torch has for CUDA alone, and calls where each channel is convolved by itself.
+Tensor conv_depthwise2d(const Tensor& input, const Tensor& weight, at::IntArrayRef, const std::optional<Tensor>& bias,
+                        at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation) {
+  std::optional<Tensor> shift;
+  if (bias && bias->defined()) shift = on_host(*bias);
+  return on_device(at::convolution(on_host(input), on_host(weight), shift, stride, padding, dilation, false, {0, 0},
+                                   input.size(1)));
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
@@ -330,6 +339,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("set_.source_Storage_storage_offset", set_storage_at);
   library.impl("resize_", resize_);
   library.impl("_to_copy", to_copy);
+  library.impl("_conv_depthwise2d", conv_depthwise2d);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from trunnion.adapter.masks import Mask, make_mask
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError
 from trunnion.layers.attention import Attention
+
+if TYPE_CHECKING:
+    from trunnion.adapter.latent import Handed, LatentAttention
 
 NAME = "trunnion"
 """The adapter's name among transformers' implementations of attention."""
@@ -128,12 +131,16 @@ class AttentionCall:
 class ModuleCalls:
     """The calls that one module makes in a forward, in order, and their layers: a looped module has several."""
 
-    layers: list[Attention] = field(default_factory=list)
+    handed: Handed
+    layers: list[Attention | LatentAttention] = field(default_factory=list)
     next: int = 0
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self.layers[self.next % len(self.layers)]
         self.next += 1
+        handed = self.handed.take()
+        if not isinstance(layer, Attention):
+            return layer.answer(call, handed)
         query, key, value = (rows[0].transpose(0, 1) for rows in (call.query, call.key, call.value))  # [T, H, D]
         out = layer(*(_widened(rows, layer.head_dim) for rows in (query, key, value)))
         return out.unflatten(1, (query.shape[1], -1))[:, :, : value.shape[2]].unsqueeze(0)

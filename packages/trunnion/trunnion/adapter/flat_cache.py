@@ -7,20 +7,23 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache
 
+from trunnion.adapter.latent import Handed
 from trunnion.errors import UnsupportedError
 
 
 class FlatCache(Cache):  # type: ignore[misc]
     """Keys and values pass through to attention, which has caches of its own; there are no lengths and no states."""
 
-    def __init__(self) -> None:
+    def __init__(self, handed: Handed) -> None:
+        self._handed = handed
         # Not the base's: it would ask what kind of layers there are.
         self.layers: list[Any] = []
         self.layer_class_to_replicate = None
         self.offloading = False
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """What came."""
+        """What came, and attention may ask for."""
+        self._handed.last = key, value
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from trunnion.adapter import activations, attention, experts, parallel, ropes
 from trunnion.adapter.account import account
 from trunnion.adapter.flat_cache import FlatCache
+from trunnion.adapter.latent import Handed
 from trunnion.adapter.loading import load
 from trunnion.adapter.positions import Positions
 from trunnion.adapter.swaps import Swaps
@@ -127,6 +128,9 @@ class AdaptedCausalLM(nn.Module):
     def _build(self, hf_config: PretrainedConfig, ctx: BuildContext) -> None:
         if ctx.quantization is not None:
             raise UnsupportedError("it takes unquantised checkpoints")
+        self._handed = Handed()
+        self._dense: dict[str, torch.Tensor] = {}
+        """Weights that latent attention reads, as they were loaded."""
         self._longest = ctx.max_model_len or self.config.max_model_len
         self._ctx = ctx
         self.rope_notes: list[str] = []
@@ -148,6 +152,11 @@ class AdaptedCausalLM(nn.Module):
     def describe(self) -> str:
         """See `LoadsItself`; what the self-test may still change is the way."""
         return self.way.describe()
+
+    @property
+    def why_eager(self) -> str | None:
+        """See `LoadsItself`."""
+        return self.way.why_eager
 
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """See `LoadsItself`."""
@@ -181,7 +190,7 @@ class AdaptedCausalLM(nn.Module):
         """
         if hasattr(self, "_installed"):
             self._installed.remove()
-        self._installed = InstalledWay(way, self._ctx)
+        self._installed = InstalledWay(way, self._ctx, self._handed)
         self.layers = self._installed.layers()
         self._install()
 
@@ -206,6 +215,7 @@ class AdaptedCausalLM(nn.Module):
             parallel.cut_over_ranks(module, self._cuts, self._ctx, device)
             parallel.place(module, device)
         self._take(module.to(device))
+        self._dense = {name: self.module.get_submodule(name).weight for name in self._installed.latent_linears()}
         self.swaps = Swaps(self._decoder[0], self._ctx)
         self.swaps.install()
         self._install()
@@ -221,7 +231,13 @@ class AdaptedCausalLM(nn.Module):
             self._choose(attention.NAME, experts.NAME)
             try:
                 found = find_way(
-                    self.module, self.forward, candidates, self._ctx.dtype, number_of_states, at_once=is_whole
+                    self.module,
+                    self.forward,
+                    candidates,
+                    self._ctx.dtype,
+                    number_of_states,
+                    self._handed,
+                    at_once=is_whole,
                 )
             except UnsupportedError as error:
                 reasons.append(f"{'whole' if is_whole else 'split'}: {error}")
@@ -240,6 +256,8 @@ class AdaptedCausalLM(nn.Module):
         self._choose(attention.NAME, experts.NAME)
         self._installed.install(self.module)
         self._installed.take_sinks(self.module)
+        if self._dense:
+            self._installed.take_latent_weights(self._dense)
 
     def _take(self, module: PreTrainedModel) -> None:
         self.module = module
@@ -293,7 +311,7 @@ class AdaptedCausalLM(nn.Module):
             self._installed.begin()
         given: dict[str, Any] = {"use_cache": self._cache_argument is not None}
         if self._cache_argument is not None:
-            given[self._cache_argument] = FlatCache()
+            given[self._cache_argument] = FlatCache(self._handed)
         if inputs_embeds is None:
             given["input_ids"] = input_ids.unsqueeze(0)
         else:
@@ -310,7 +328,7 @@ class AdaptedCausalLM(nn.Module):
         self._done.hidden = hidden.unsqueeze(0)
         rows = torch.zeros(1, hidden.shape[0], dtype=torch.int32, device=hidden.device)
         # Without a cache, masks are made of positions whose values are read, which waits for the device.
-        caches = {name: FlatCache() for name in self._head_cache}
+        caches = {name: FlatCache(Handed()) for name in self._head_cache}
         output = self._head[0](input_ids=rows, use_cache=False, return_dict=True, **caches)
         logits: torch.Tensor = output.logits.squeeze(0)
         return logits

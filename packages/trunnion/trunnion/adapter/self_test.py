@@ -50,6 +50,9 @@ def settle(model: AdaptedCausalLM, device: torch.device) -> float:
             return test.in_turns() if model.way.keeps_states else test.run()
         except UnsupportedError as error:
             reasons.append(f"{model.way.name}: {error}")
+        if model.way.num_latent:
+            model.use(dataclasses.replace(model.way, expands=True, why_not_before=reasons[-1]))
+            continue
         try:
             model.use(dataclasses.replace(model.next_way(), why_not_before=reasons[-1]))
         except UnsupportedError as error:

@@ -13,15 +13,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trunnion.adapter.attention import HANDLER, AttentionCall, eager_configs
 from trunnion.adapter.flat_cache import FlatCache
+from trunnion.adapter.latent import Handed, LatentFacts, latent_facts
 from trunnion.adapter.masks import Mask
 from trunnion.adapter.request_cache import RequestCache
 from trunnion.adapter.units import PerRequest, UnitCall, UnitPlan
 from trunnion.errors import UnsupportedError
 
+aten = torch.ops.aten
 TOKENS = 61
 """A number that is no other dimension of a model: where it stands in a shape, tokens are counted."""
 
@@ -32,6 +35,8 @@ class Seen:
 
     module: str
     facts: dict[str, Any]
+    latent: LatentFacts | None = None
+    """Of a call whose keys and values are expanded of what the module has handed to its cache."""
 
 
 @dataclass
@@ -40,6 +45,8 @@ class Findings:
 
     calls: list[Seen] = field(default_factory=list)
     units: dict[str, UnitPlan] = field(default_factory=dict)
+    asks: str | None = None
+    """The operator by which the module asks the device for values: such a module is never captured."""
     why_split: str | None = None
     """What the first of the modules did that cannot be flattened."""
 
@@ -50,6 +57,7 @@ def find_way(
     candidates: Sequence[str],
     dtype: torch.dtype,
     number_of_states: int,
+    handed: Handed,
     *,
     at_once: bool,
 ) -> Findings:
@@ -58,22 +66,26 @@ def find_way(
     Args:
         candidates: modules that may run once per request, by name.
         at_once: the candidates do, whether or not they can be flattened.
+        handed: what the flat cache is handed in `forward`.
         number_of_states: convolution and recurrent states of a layer, as transformers counts them.
 
     Raises:
         UnsupportedError: neither the module nor one of the candidates can run; the text says what the first one does.
     """
-    trial = _Trial(dtype, number_of_states, at_once=at_once)
+    trial = _Trial(dtype, number_of_states, handed, at_once=at_once)
     with trial.watching(model, candidates):
         ids, positions = (torch.zeros(TOKENS, dtype=torch.int32, device="meta") for _ in range(2))
+        answers = _Answers()
         try:
-            hidden = forward(ids, positions)
+            with answers:
+                hidden = forward(ids, positions)
         except UnsupportedError:
             raise
         except Exception as error:
             # Whatever it is: the module is not ours, and its words are the reason.
             raise UnsupportedError(_line(error)) from error
     found = trial.findings
+    found.asks = answers.asked
     if not found.calls and not found.units:
         raise UnsupportedError("no layer calls attention through transformers' interface")
     if hidden.dim() != 2 or hidden.shape[0] != TOKENS:
@@ -82,10 +94,11 @@ def find_way(
 
 
 class _Trial:
-    def __init__(self, dtype: torch.dtype, number_of_states: int, *, at_once: bool) -> None:
+    def __init__(self, dtype: torch.dtype, number_of_states: int, handed: Handed, *, at_once: bool) -> None:
         self.findings = Findings()
         self._dtype = dtype
         self._number_of_states = number_of_states
+        self._handed = handed
         self._at_once = at_once
         self._in_unit = False
 
@@ -94,7 +107,7 @@ class _Trial:
         """Note attention calls instead of answering them, and see what the candidates do."""
         modules = dict(model.named_modules())
         for name, module in modules.items():
-            module.__dict__[HANDLER] = self._note(name)
+            module.__dict__[HANDLER] = self._note(name, module)
         # Some have a forward of their own already.
         before = {name: modules[name].__dict__.get("forward") for name in candidates}
         for name in candidates:
@@ -110,9 +123,10 @@ class _Trial:
             for module in modules.values():
                 module.__dict__.pop(HANDLER, None)
 
-    def _note(self, name: str) -> Callable[[AttentionCall], torch.Tensor]:
+    def _note(self, name: str, module: nn.Module) -> Callable[[AttentionCall], torch.Tensor]:
         def note(call: AttentionCall) -> torch.Tensor:
-            self.findings.calls.append(Seen(name, call.facts()))
+            latent = latent_facts(module, call, self._handed.take())
+            self.findings.calls.append(Seen(name, call.facts(), latent))
             return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])
 
         return note
@@ -200,6 +214,22 @@ class _Trial:
         if isinstance(leaf, torch.Tensor) and list(leaf.shape).count(TOKENS) > 1:
             raise UnsupportedError(f"a tensor {list(leaf.shape)} of pairs of tokens is of all requests")
         return leaf.values[0] if isinstance(leaf, PerRequest) else leaf
+
+
+class _Answers(TorchDispatchMode):
+    """What a module asks of a value is answered as if all were zero, where there are none."""
+
+    asked: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (aten._local_scalar_dense.default, aten.nonzero.default) and args[0].is_meta:
+            self.asked = func._schema.name
+            if func is aten.nonzero.default:
+                return args[0].new_empty(0, args[0].dim(), dtype=torch.long)
+            return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
+        return func(*args, **kwargs or {})
 
 
 class _RecordingStore:

@@ -6,17 +6,21 @@ they run once per request. Where neither will do, the decoder is such a module i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from trunnion.adapter.attention import HANDLER, ModuleCalls, eager_configs, make_layer
-from trunnion.adapter.trial import Findings
+from trunnion.adapter.latent import Handed, LatentAttention
+from trunnion.adapter.trial import Findings, Seen
 from trunnion.adapter.units import LayerRows, LayerState, StepCaches, Unit, make_layers
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import LayerStateSpec
+from trunnion.layers.attention import Attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,8 @@ class Way:
     """The decoder runs once per request."""
     one_by_one: bool = False
     """Modules that run per request get the tokens of a request that has begun one at a time."""
+    expands: bool = False
+    """Latent attention caches its keys and values expanded."""
     why_not_before: str | None = None
     """What kept the way before this one from being taken."""
     number_of_states: int
@@ -41,6 +47,17 @@ class Way:
         return "split" if self.findings.units else "flat"
 
     @property
+    def num_latent(self) -> int:
+        """Layers that cache latents."""
+        return 0 if self.expands else sum(seen.latent is not None for seen in self.findings.calls)
+
+    @property
+    def why_eager(self) -> str | None:
+        """Why no step can be captured, if so."""
+        asks = self.findings.asks
+        return None if asks is None else f"every step eager: the module asks the device for values ({asks})"
+
+    @property
     def keeps_states(self) -> bool:
         """Whether a module keeps more than rows of tokens."""
         return any(isinstance(layer.spec, LayerStateSpec) for layer in self._kept())
@@ -48,8 +65,12 @@ class Way:
     def describe(self) -> str:
         """One line for the load's report."""
         units = self.findings.units
+        latents = f", {self.num_latent} layers cache latents" if self.num_latent else ""
+        if self.expands:
+            latents = f"; latent attention caches keys and values expanded ({self.why_not_before})"
+        eager = f", {self.why_eager}" if self.why_eager else ""
         if not units:
-            return "adapter: flat, all requests of a step in one row of tokens"
+            return f"adapter: flat, all requests of a step in one row of tokens{latents}{eager}"
         tensors = [tensor for layer in self._kept() for tensor in layer.spec.tensors]  # type: ignore[union-attr]
         states = [t for layer in self._kept() if isinstance(layer.spec, LayerStateSpec) for t in layer.spec.tensors]
         state_bytes = sum(tensor.bytes_per_block for tensor in states)
@@ -59,7 +80,7 @@ class Way:
         turns = ", token by token where a request goes on" if self.one_by_one else ""
         return (
             f"adapter: {self.name}, {what} once per request{turns}, outside of graphs, "
-            f"with {state_bytes:,} bytes of state per request and {row_bytes:,} per token "
+            f"with {state_bytes:,} bytes of state per request and {row_bytes:,} per token{latents}{eager} "
             f"({self.why_not_before or self.findings.why_split})"
         )
 
@@ -75,13 +96,14 @@ class InstalledWay:
         UnsupportedError: heads do not divide, or rows are to be kept in another dtype.
     """
 
-    def __init__(self, way: Way, ctx: BuildContext) -> None:
+    def __init__(self, way: Way, ctx: BuildContext, handed: Handed) -> None:
         self.way = way
+        self._handed = handed
         findings = way.findings
         if ctx.kv_cache_dtype is not None and findings.units:
             raise UnsupportedError(f"modules that run once per request keep keys in their own dtype, not in "
                                    f"{ctx.kv_cache_dtype}")  # fmt: skip
-        self.attention = [make_layer(seen.facts, seen.module, ctx) for seen in findings.calls]
+        self.attention = [self._make_layer(seen, ctx) for seen in findings.calls]
         self._kept = {name: make_layers(plan, way.num_qo_heads) for name, plan in findings.units.items()}
         self._answers: list[ModuleCalls | Unit] = []
         self._changed: list[tuple[nn.Module, str, Any]] = []
@@ -95,7 +117,7 @@ class InstalledWay:
         """Answer the module's calls, from here on until `remove`."""
         calls: dict[str, ModuleCalls] = {}
         for seen, layer in zip(self.way.findings.calls, self.attention, strict=True):
-            calls.setdefault(seen.module, ModuleCalls()).layers.append(layer)
+            calls.setdefault(seen.module, ModuleCalls(self._handed)).layers.append(layer)
         for name, found in calls.items():
             self._set(module.get_submodule(name), HANDLER, found)
         self._answers = [*calls.values()]
@@ -133,9 +155,24 @@ class InstalledWay:
     def take_sinks(self, module: nn.Module) -> None:
         """Read the attention layers' sinks from the module's weights."""
         for seen, layer in zip(self.way.findings.calls, self.attention, strict=True):
-            if layer.sinks is not None:
+            if isinstance(layer, Attention) and layer.sinks is not None:
                 sinks = module.get_submodule(seen.module).sinks
-                layer.sinks = nn.Parameter(sinks.detach().float(), requires_grad=False)  # type: ignore[union-attr]
+                layer.sinks = nn.Parameter(sinks.detach().float(), requires_grad=False)
+
+    def take_latent_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Of the linear layers that `latent_linears` names."""
+        for layer in self.attention:
+            if isinstance(layer, LatentAttention):
+                layer.take_weight(weights[layer.expands])
+
+    def latent_linears(self) -> list[str]:
+        """The linear layers that expand latents, by name."""
+        return [layer.expands for layer in self.attention if isinstance(layer, LatentAttention)]
+
+    def _make_layer(self, seen: Seen, ctx: BuildContext) -> Attention | LatentAttention:
+        if seen.latent is None or self.way.expands or ctx.kv_cache_dtype is not None:
+            return make_layer(seen.facts, seen.module, ctx)
+        return LatentAttention(seen.latent, seen.module, ctx)
 
     def _set(self, module: nn.Module, name: str, value: Any) -> None:
         self._changed.append((module, name, module.__dict__.get(name)))

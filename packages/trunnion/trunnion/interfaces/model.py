@@ -191,6 +191,11 @@ class LoadsItself(Protocol):
         """How it runs, in one line."""
         ...
 
+    @property
+    def why_eager(self) -> str | None:
+        """Why its steps cannot be captured, so that the eager runner runs it on every package; None if they can."""
+        ...
+
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """By their headers, as `load` would use them; the model lies on meta, and what it holds is not used after."""
         ...

@@ -25,9 +25,18 @@ from trunnion.errors import BatchRefused
 from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.hardware import Fence, Hardware
 from trunnion.interfaces.kv_events import KVEventGate, KVEvents, KVEventSlots
-from trunnion.interfaces.model import CausalLM, DraftModel, MultiModal, PoolingModel, num_token_types, output_kind
+from trunnion.interfaces.model import (
+    CausalLM,
+    DraftModel,
+    LoadsItself,
+    MultiModal,
+    PoolingModel,
+    num_token_types,
+    output_kind,
+)
 from trunnion.interfaces.runner import Bucket, Mode, RunnerCounters
 from trunnion.reference.memory_profile import profile_encoder
+from trunnion.reference.runner import EagerRunner
 from trunnion.runner import draft
 from trunnion.runner.encoder_pool import EncoderPool
 from trunnion.runner.groups import BoundGroups
@@ -86,7 +95,12 @@ class ModelExecutor:
         self._kv_events: KVEvents | None = None
         self._groups = BoundGroups(model, hardware, device, config.limits, loaded.breaks, self._gate)
         self._device = device
-        self._runner = hardware.create_runner(model, self._groups.groups, config.limits, loaded.breaks)
+        groups, why_eager = self._groups.groups, model.why_eager if isinstance(model, LoadsItself) else None
+        self._runner = (
+            hardware.create_runner(model, groups, config.limits, loaded.breaks)
+            if why_eager is None
+            else EagerRunner(model, groups, config.limits, why_eager)
+        )
         self._runner.shows_progress = config.progress
         self._runner.tuning_seconds = config.tuning_seconds
         self._inputs = InputBuffers(
