@@ -118,7 +118,7 @@ class TestDistributions:
         # Frameworks that a bundle is exported from.
         if name == "trunnion-bundle":
             extras = project["optional-dependencies"].values()
-            optional |= {re.split(r"[<>=]", requirement)[0] for extra in extras for requirement in extra}
+            optional |= {re.split(r"[\[<>=]", requirement)[0] for extra in extras for requirement in extra}
         # Tools of kernels that nothing imports by itself; their modules are called by the first word.
         apart = environment.read_versions(ROOT)["apart"].get(name.removeprefix("trunnion-"), {})
         optional |= {distribution.partition("-")[0] for distribution in apart}
