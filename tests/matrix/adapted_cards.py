@@ -105,6 +105,17 @@ ADAPTED: tuple[Card, ...] = (
         **_SIZES,
     ),
     _adapted(
+        "YoutuForCausalLM",
+        "youtu",
+        "latents are cached, and not the keys and values made of them",
+        kv_lora_rank=32,
+        q_lora_rank=24,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        **_SIZES | {"num_key_value_heads": 4},
+    ),
+    _adapted(
         "BambaForCausalLM",
         "bamba",
         "Mamba-2 runs per request, attention flat",
