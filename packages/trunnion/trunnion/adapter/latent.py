@@ -7,13 +7,14 @@ by its shape; whether that is so, by the self-test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from trunnion.adapter.attention import AttentionCall
 from trunnion.config import BuildContext
+from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.layers.mla import MLAAttention
 
 
@@ -69,7 +70,7 @@ def latent_facts(
 
 
 class LatentAttention(MLAAttention):
-    """`MLAAttention` of a module of transformers, whose weight is given by `take_weight`."""
+    """`MLAAttention` of a module of transformers, whose weight is given by `take_weight`; it has this rank's heads."""
 
     def __init__(self, facts: LatentFacts, name: str, ctx: BuildContext) -> None:
         self.expands = f"{name}.{facts.expands}"
@@ -81,7 +82,7 @@ class LatentAttention(MLAAttention):
             facts.kv_lora_rank,
             facts.scale,
             kv_b_proj=_Weight(facts),  # type: ignore[arg-type]
-            ctx=ctx,
+            ctx=replace(ctx, parallel=ParallelGroup()),
             prefix=f"{name}.attn",
         )
 
