@@ -15,16 +15,10 @@ from .sweep import PASSED, QUICK, REFUSED, WRONG, main, simulated, try_type
 
 IN_CI = ("gpt2", "olmoe", "afmoe")
 """Fused projections and learned positions; experts; windows on some layers, and experts."""
-BEYOND_PROFILE = {
-    "llama4": "its experts, all of them for every token, take more than memory_profile promises of graphs",
-    "llama4_text": "as llama4",
-}
-"""Types that are wrong under graphs, and why."""
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    marks = [] if name in IN_CI else [pytest.mark.nightly]
-    return [*marks, *([pytest.mark.xfail(reason=BEYOND_PROFILE[name], strict=True)] if name in BEYOND_PROFILE else [])]
+    return [] if name in IN_CI else [pytest.mark.nightly]
 
 
 TYPES = [pytest.param(name, marks=_marks(name)) for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)]

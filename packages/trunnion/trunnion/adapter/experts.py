@@ -49,6 +49,16 @@ def notes(model: nn.Module) -> list[str]:
     ]
 
 
+def widest_row(model: nn.Module) -> int:
+    """Features of a token in the widest block of experts that computes all of them for every token; 0 without one.
+
+    Such a block is none of transformers' experts with a choice of implementations, and holds its weights in one tensor.
+    """
+    blocks = (module for module in model.modules() if not hasattr(module, "has_post_expert_norm"))
+    weights = (each for module in blocks for each in module.parameters(recurse=False) if each.dim() == 3)
+    return max((weight.shape[0] * max(weight.shape[1:]) for weight in weights), default=0)
+
+
 def is_plain(module: Any) -> bool:
     """SiLU of the first half times the second, without biases, norms or another layout."""
     from transformers.activations import SiLUActivation

@@ -158,6 +158,11 @@ class AdaptedCausalLM(nn.Module):
         """See `LoadsItself`."""
         return self.way.why_eager
 
+    @property
+    def widest_row(self) -> int:
+        """See `LoadsItself`."""
+        return experts.widest_row(self.module)
+
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """See `LoadsItself`."""
         with torch.device("meta"):

@@ -196,6 +196,11 @@ class LoadsItself(Protocol):
         """Why its steps cannot be captured, so that the eager runner runs it on every package; None if they can."""
         ...
 
+    @property
+    def widest_row(self) -> int:
+        """Features that a token has at once where the shapes of the weights do not tell; 0 if they do."""
+        ...
+
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """By their headers, as `load` would use them; the model lies on meta, and what it holds is not used after."""
         ...

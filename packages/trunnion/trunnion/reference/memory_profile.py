@@ -18,7 +18,7 @@ from trunnion.interfaces.attention import (
     MLASpec,
     RecurrentSpec,
 )
-from trunnion.interfaces.model import MultiModal
+from trunnion.interfaces.model import LoadsItself, MultiModal
 from trunnion.layers.draft_vocabulary import DraftVocabulary
 from trunnion.layers.group_layer import GroupLayer
 from trunnion.layers.rotary_embedding import RotaryEmbedding
@@ -89,6 +89,8 @@ def _widest_row(model: nn.Module) -> int:
     """
     latent = (spec for spec in _specs(model) if isinstance(spec, MLASpec))
     widest = max((spec.num_qo_heads * _key_features(spec) for spec in latent), default=0)
+    if isinstance(model, LoadsItself):
+        widest = max(widest, model.widest_row)
     for module in model.modules():
         if isinstance(module, DraftVocabulary):
             continue
