@@ -23,6 +23,7 @@ def cards_of(family: str) -> tuple[Card, ...]:
 def test_a_family_has_one_quick_card(family: str) -> None:
     cards = cards_of(family)
     plain = [card for card in cards if card.pooling is None and not card.draft and not card.quantization]
+    plain = [card for card in plain if not card.second_texts]
     assert [card.name for card in plain if card.quick] == (
         [f"{family}-quick"] if FAMILIES[family].architectures else []
     )
@@ -32,6 +33,13 @@ def test_a_family_has_one_quick_card(family: str) -> None:
 def test_a_family_that_pools_has_one_quick_card_more(family: str) -> None:
     quick = [card.name for card in cards_of(family) if card.quick and card.pooling is not None]
     assert quick == ([f"{family}-embedding"] if FAMILIES[family].pooling_architectures else [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_with_more_types_of_tokens_than_one_has_one_quick_card_more(family: str) -> None:
+    has_types = any(card.config.get("type_vocab_size", 1) > 1 for card in cards_of(family))
+    quick = [card.name for card in cards_of(family) if card.quick and card.second_texts]
+    assert quick == ([f"{family}-pairs"] if has_types else [])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
