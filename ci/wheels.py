@@ -30,6 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_CARRIED = "libtorch_cpu.so"
 """Linked by name to what the process has loaded: native operators use torch's stable ABI."""
 
+APART = ("trunnion-bundle",)
+"""Distributions that stand on none of the others: no part of what a device's wheels are."""
+
 
 def build(dist: Distribution, target: Path) -> Path:
     """Build one wheel into `target`; a Linux binary gets the oldest manylinux tag that its symbols allow."""
@@ -119,7 +122,7 @@ def main(hardware: str, arguments: Sequence[str] = ()) -> int:
     if arguments and arguments[0] != "--aot":
         raise SystemExit(f"unknown argument {arguments[0]!r}; choices: --aot")
     target = fresh(ROOT / "dist" / hardware)
-    wanted = [dist for dist in distributions(ROOT) if dist.hardware in (None, hardware)]
+    wanted = [dist for dist in distributions(ROOT) if dist.hardware in (None, hardware) and dist.name not in APART]
     for dist in wanted:
         print(f"built {os.path.relpath(build(dist, target), ROOT)}", flush=True)
     for dist in wanted:
