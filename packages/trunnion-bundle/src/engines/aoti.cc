@@ -17,6 +17,7 @@
 #include <set>
 #include <sstream>
 
+#include "engines/exported.h"
 #include "engines/guarded.h"
 #include "engines/mapped_weights.h"
 #include "trunnion_bundle/engine.h"
@@ -166,24 +167,7 @@ struct trn_engine {
 
 namespace {
 
-trn_engine_status open_engine(const trn_engine_options* options, trn_engine** engine, char* error, size_t error_size) {
-  return guarded(error, error_size, [&] { *engine = new trn_engine(*options); });
-}
-
-trn_engine_status infer(trn_engine* engine, int32_t runner, const trn_engine_tensor* inputs, int32_t num_inputs,
-                        const trn_engine_tensor* outputs, int32_t num_outputs, char* error, size_t error_size) {
-  return guarded(error, error_size, [&] { engine->infer(runner, inputs, num_inputs, outputs, num_outputs); });
-}
-
-void close_engine(trn_engine* engine) { delete engine; }
-
-const trn_engine_api kApi = {.abi_version = TRN_ENGINE_ABI_VERSION,
-                             .struct_size = sizeof(trn_engine_api),
-                             .name = "aoti",
-                             .is_simulated = 0,
-                             .open = open_engine,
-                             .infer = infer,
-                             .close = close_engine};
+constexpr trn_engine_api kApi = trunnion::bundle::engine_api<trn_engine>("aoti", 0);
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engines/exported.h"
 #include "engines/guarded.h"
 #include "engines/mapped_weights.h"
 #include "engines/pjrt_client.h"
@@ -134,7 +135,7 @@ struct trn_engine {
     throw Refused("there is no program for " + text_of(sizes) + "; there are " + known);
   }
 
-  void infer(const trn_engine_tensor* inputs, int32_t num_inputs, const trn_engine_tensor* outputs, int32_t count) const {
+  void infer(int32_t, const trn_engine_tensor* inputs, int32_t num_inputs, const trn_engine_tensor* outputs, int32_t count) const {
     const Program& program = find(inputs, num_inputs);
     std::vector<PjrtBuffer> uploaded;
     std::vector<PJRT_Buffer*> given;
@@ -166,24 +167,7 @@ struct trn_engine {
 
 namespace {
 
-trn_engine_status open_engine(const trn_engine_options* options, trn_engine** engine, char* error, size_t error_size) {
-  return guarded(error, error_size, [&] { *engine = new trn_engine(*options); });
-}
-
-trn_engine_status infer(trn_engine* engine, int32_t, const trn_engine_tensor* inputs, int32_t num_inputs,
-                        const trn_engine_tensor* outputs, int32_t num_outputs, char* error, size_t error_size) {
-  return guarded(error, error_size, [&] { engine->infer(inputs, num_inputs, outputs, num_outputs); });
-}
-
-void close_engine(trn_engine* engine) { delete engine; }
-
-const trn_engine_api kApi = {.abi_version = TRN_ENGINE_ABI_VERSION,
-                             .struct_size = sizeof(trn_engine_api),
-                             .name = "pjrt",
-                             .is_simulated = 0,
-                             .open = open_engine,
-                             .infer = infer,
-                             .close = close_engine};
+constexpr trn_engine_api kApi = trunnion::bundle::engine_api<trn_engine>("pjrt", 0);
 
 }  // namespace
 

@@ -7,12 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "engines/guarded.h"
+#include "engines/exported.h"
 #include "trunnion_bundle/engine.h"
 
 namespace {
-
-using trunnion::bundle::guarded;
 
 using nlohmann::json;
 
@@ -82,7 +80,7 @@ struct trn_engine {
     }
   }
 
-  void infer(const trn_engine_tensor* inputs, int32_t num_inputs, const trn_engine_tensor* outputs,
+  void infer(int32_t, const trn_engine_tensor* inputs, int32_t num_inputs, const trn_engine_tensor* outputs,
              int32_t num_outputs) const {
     if (num_outputs != std::ssize(results)) throw std::invalid_argument("the lowering has another number of outputs");
     for (int32_t i = 0; i < num_outputs; ++i) {
@@ -123,24 +121,7 @@ struct trn_engine {
 
 namespace {
 
-trn_engine_status open_engine(const trn_engine_options* options, trn_engine** engine, char* error, size_t error_size) {
-  return guarded(error, error_size, [&] { *engine = new trn_engine(*options); });
-}
-
-trn_engine_status infer(trn_engine* engine, int32_t, const trn_engine_tensor* inputs, int32_t num_inputs,
-                        const trn_engine_tensor* outputs, int32_t num_outputs, char* error, size_t error_size) {
-  return guarded(error, error_size, [&] { engine->infer(inputs, num_inputs, outputs, num_outputs); });
-}
-
-void close_engine(trn_engine* engine) { delete engine; }
-
-const trn_engine_api kApi = {.abi_version = TRN_ENGINE_ABI_VERSION,
-                             .struct_size = sizeof(trn_engine_api),
-                             .name = "sim",
-                             .is_simulated = 1,
-                             .open = open_engine,
-                             .infer = infer,
-                             .close = close_engine};
+constexpr trn_engine_api kApi = trunnion::bundle::engine_api<trn_engine>("sim", 1);
 
 }  // namespace
 
