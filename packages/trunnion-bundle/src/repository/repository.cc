@@ -170,11 +170,14 @@ void Repository::retire_all() {
     if (retired_.empty()) return;
     std::shared_ptr<Model> model = std::move(retired_.back());
     retired_.pop_back();
+    is_retiring_ = true;
     lock.unlock();
     while (!model->drain(std::chrono::seconds(1))) continue;
     while (model.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     model.reset();
     lock.lock();
+    is_retiring_ = false;
+    changed_.notify_all();
   }
 }
 
@@ -218,6 +221,7 @@ bool Repository::is_ready() const {
 }
 
 bool Repository::drain(std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
   std::vector<std::shared_ptr<Model>> models;
   {
     const std::lock_guard lock(mutex_);
@@ -228,8 +232,12 @@ bool Repository::drain(std::chrono::milliseconds timeout) {
     }
   }
   bool is_idle = true;
-  for (const auto& model : models) is_idle = model->drain(timeout) && is_idle;
-  return is_idle;
+  for (const auto& model : models) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    is_idle = model->drain(std::max(left, std::chrono::milliseconds(0))) && is_idle;
+  }
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, end, [this] { return retired_.empty() && !is_retiring_; }) && is_idle;
 }
 
 std::string Repository::metrics() const {

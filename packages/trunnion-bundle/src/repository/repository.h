@@ -50,7 +50,7 @@ class Repository {
   // False if it is not served.
   bool unload(const std::string& name);
 
-  // Refuse requests and wait for those that are here.
+  // Refuse requests and wait for those that are here, also in models that were replaced; true if none is left.
   bool drain(std::chrono::milliseconds timeout);
   std::string metrics() const;
 
@@ -78,6 +78,7 @@ class Repository {
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_;
   std::vector<std::shared_ptr<Model>> retired_;
+  bool is_retiring_ = false;  // one that is no longer among them
   std::condition_variable changed_;
   bool is_closing_ = false;
   bool is_draining_ = false;

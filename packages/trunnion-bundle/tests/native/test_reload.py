@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -204,6 +205,19 @@ def test_a_policy_that_is_set_in_place_is_taken_up(programs: Path, tmp_path: Pat
         wait_for(lambda: server.metric("bundle_loads_total", result="ok") == 2, 20, "the edited bundle")
         wait_for(lambda: server.metric("bundle_batches_total", size="4") > 5, 20, "batches of 4")
     assert set(answers) == {1}, answers
+
+
+def test_sigterm_waits_for_a_version_that_was_replaced(programs: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    write_echo(repository / "echo" / "1", base_us=1_000_000, allowed_sizes=(1,))
+    new = write_echo(tmp_path / "new", offset=100)
+    with serving(programs, repository) as server, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, triton.InferenceServerClient(server.grpc)) for _ in range(4)]
+        wait_for(lambda: server.metric("bundle_queue_rows") == 3, 5, "a queue")
+        new.rename(repository / "echo" / "2")
+        server.wait_for_line("model echo version 2 is served")
+        assert server.stop() == 0
+        assert [answer.result() for answer in asked] == [1] * 4
 
 
 def test_models_are_loaded_and_unloaded_on_request(programs: Path, tmp_path: Path) -> None:
