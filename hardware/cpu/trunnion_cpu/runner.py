@@ -15,6 +15,7 @@ from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
 from trunnion.runner.buckets import ladder
 from trunnion_cpu.kernels.native import direct
+from trunnion_cpu.large_pages import to_large_pages
 from trunnion_cpu.native import Absent, Native, native_state
 from trunnion_cpu.native_attention import why_not_native
 from trunnion_cpu.tape import TapeRecorder
@@ -67,6 +68,8 @@ class TapedRunner(Runner):
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
         """Record every size once, on padding rows only."""
         report.implementations["native operators"] = native_state(self._native)
+        with torch.inference_mode(mode=False):
+            report.implementations["weights in large pages"] = to_large_pages([self.model])
         for group in self.groups:
             spec = getattr(group, "spec", None)
             if isinstance(spec, AttentionSpec) and isinstance(self._native, Native) and (why := why_not_native(spec)):
