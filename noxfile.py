@@ -10,6 +10,7 @@
     nox -s nightly -- cpu               every test, card, planted fault and wheel of a hardware; without a name of all
     nox -s matrix -- cpu cuda           every card on some hardware, or all: dist/matrix/matrix.html and matrix.json
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
+    nox -s bench-cpu -- --peers all     trunnion beside vLLM, llama.cpp, OpenVINO and transformers, in turn
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s serve-bundle                 the tiny DLRM as a bundle, in the C++ server: gRPC on 8001, HTTP on 8000
     nox -s bench-bundle -- --json FILE  the C++ server of bundles beside one in Python
@@ -41,7 +42,7 @@ from nox.command import CommandFailed
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "ci"))
 
-from environment import BUNDLE, Environment  # noqa: E402
+from environment import BUNDLE, Environment, PeerEnvironment, read_versions  # noqa: E402
 from reports import FOLDER, Report, fresh_folder, sum_folder  # noqa: E402
 
 nox.needs_version = ">=2024.3.2"
@@ -276,9 +277,26 @@ def define_hardware_sessions(hardware: str) -> None:
         if not (folder / "__main__.py").is_file():
             session.error(f"hardware/{hardware} has no bench/__main__.py")
         env = Environment(session, hardware).prepare("checkpoints", "tests")
-        env.run("python", str(folder), *session.posargs)
+        env.run("python", str(folder), *session.posargs, *_peers(session, hardware))
 
     bench.__doc__ = f"Measure {hardware}: `-- --json FILE` writes the figures."
+
+
+def _peers(session: nox.Session, hardware: str) -> list[str]:
+    """Where the engines are that `--peers` asks a bench for, each in an environment of its own, or why they are not."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--peers", nargs="?", const="")
+    asked = parser.parse_known_args(session.posargs)[0].peers
+    known = read_versions(ROOT).get("peers", {}).get(hardware, {})
+    if asked is None or {"-h", "--help"} & {*session.posargs}:
+        return []
+    found = []
+    # Names that are not known the bench refuses, with the choices.
+    for name in known if asked == "all" else [name for name in asked.split(",") if name in known]:
+        env = PeerEnvironment(session, hardware, name)
+        reason = env.fill()
+        found += ["--missing", f"{name}={reason}"] if reason else ["--python", f"{name}={env.python}"]
+    return found
 
 
 def _suites(hardware: str) -> list[str]:

@@ -31,6 +31,8 @@ APART = "apart"
 """Folder in an environment for distributions that cannot share its packages."""
 BUNDLE = "bundle"
 """The environment of `packages/trunnion-bundle`, which needs no hardware package and no host."""
+UNUSED_BY_PEERS = ("torchaudio", "torchcodec", "torchvision")
+"""What engines depend upon for sound and pictures: an index may have none that load beside a torch for CPUs."""
 MOST_AT_ONCE = 2
 """Processes of tests side by side: each has a torch of its own in memory."""
 
@@ -166,19 +168,25 @@ class Environment:
 
     def prepare(self, *names: str) -> Environment:
         """Install the layers of `names` that are not installed as they should be."""
+        self._create()
+        available = layers(ROOT, self.hardware)
+        for name in ("base", "packages", "host", *names):
+            self._install(available[name])
+        return self
+
+    def _create(self) -> None:
         if missing := missing_system_packages():
             self.session.error(f"missing system packages: {', '.join(missing)}")
         if not (self.bin / "python").exists():
             # nox itself depends on virtualenv, which is quicker than venv.
             self.session.run(sys.executable, "-m", "virtualenv", "-q", "--clear", str(self.folder), external=True)
             self.stamps.unlink(missing_ok=True)
-        available = layers(ROOT, self.hardware)
-        for name in ("base", "packages", "host", *names):
-            self._install(available[name])
-        return self
+
+    def _stamps(self) -> dict[str, str]:
+        return json.loads(self.stamps.read_text()) if self.stamps.exists() else {}
 
     def _install(self, layer: Layer) -> None:
-        done = json.loads(self.stamps.read_text()) if self.stamps.exists() else {}
+        done = self._stamps()
         stamp = layer.stamp()
         if done.get(layer.name) == stamp or not layer.arguments:
             return
@@ -205,3 +213,40 @@ class Environment:
         found = json.loads(report.read_text())["install"][0]["metadata"]
         if any(name.startswith(("nvidia-", "cuda-")) for name in found.get("requires_dist", ())):
             self.session.warn(CUDA_NOTICE.format(version=found["version"]))
+
+
+class PeerEnvironment(Environment):
+    """`.nox/env-peers-<name>`: an engine of `[peers.<hardware>]` in `versions.toml`, and nothing of ours."""
+
+    def __init__(self, session: nox.Session, hardware: str, name: str) -> None:
+        super().__init__(session, f"peers-{name}")
+        self._layer = Layer("peer", pins(read_versions(ROOT)["peers"][hardware][name]))
+
+    @property
+    def python(self) -> str:
+        return str(self.bin / "python")
+
+    def fill(self) -> str:
+        """Install the engine if it is not installed as it should be; "", or why pip could not, in one line."""
+        self._create()
+        stamp = self._layer.stamp()
+        if self._stamps().get(self._layer.name) == stamp:
+            return ""
+        self.session.log(f"installing {' '.join(self._layer.arguments)} into {self.folder.relative_to(ROOT)}")
+        log = self.folder / "pip.log"
+        log.unlink(missing_ok=True)
+        pip = ("python", "-m", "pip")
+        try:
+            self.run(*pip, "install", "-q", "--log", str(log), *self._layer.arguments)
+            self.run(*pip, "uninstall", "-q", "-y", *UNUSED_BY_PEERS)
+        except CommandFailed:
+            return last_error(log)
+        self.stamps.write_text(json.dumps({self._layer.name: stamp}, indent=1))
+        return ""
+
+
+def last_error(log: Path) -> str:
+    """The last error in a log of pip, or that there is none."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    found = [text for line in lines if (text := line.partition("ERROR: ")[2].strip())]
+    return f"pip: {found[-1]}" if found else "pip failed without a word"

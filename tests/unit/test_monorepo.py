@@ -299,6 +299,12 @@ class TestSessions:
         assert environment.missing_toolkits(table, "toy") == []
         assert environment.layers(ROOT, "cpu")["toolkit"].arguments == ()
 
+    def test_a_peer_that_cannot_be_installed_says_why(self, tmp_path: Path) -> None:
+        log = tmp_path / "pip.log"
+        assert environment.last_error(log) == "pip failed without a word"
+        log.write_text("2030-01-01T00:00:00,000 ERROR: first\n2030-01-01T00:00:01,000 ERROR: No wheel for it \nnoise\n")
+        assert environment.last_error(log) == "pip: No wheel for it"
+
     def test_what_cannot_share_an_environment_lies_apart_and_may_be_absent(self) -> None:
         """Only in the folder of the hardware that names it, and without what it depends upon."""
         assert environment.layers(ROOT, "cpu")["apart"].arguments == ()

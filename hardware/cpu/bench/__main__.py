@@ -8,6 +8,8 @@ Each section runs in a process of its own. Absolute figures are this machine's; 
 * attention: this package's paged attention beside the reference's, same steps, same caches.
 * decode: SmolLM2 in bfloat16 with native operators beside the same package without them.
 * speed: SmolLM2 in bfloat16 through the C++ host beside `transformers`, in turn, same prompts, same threads.
+
+With `--peers all` (or names) other engines are measured beside trunnion instead; `--peers --help` says more.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
+    if any(word.partition("=")[0] == "--peers" for word in sys.argv[1:]):
+        return subprocess.run([sys.executable, str(HERE / "peers"), *sys.argv[1:]], check=False).returncode
     parser = argparse.ArgumentParser(
         prog="bench-cpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
