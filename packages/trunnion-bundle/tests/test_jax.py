@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import trunnion_bundle
-from trunnion_bundle import Batching, BundleError, Endpoint, Input, Symbol, folder
+from trunnion_bundle import Batching, BundleError, Endpoint, Input, Symbol, edits, folder
 from trunnion_bundle.check import check
 from trunnion_bundle.examples import decode, keras_ranker, vision
 
@@ -112,6 +112,17 @@ def test_sizes_that_differ_between_requests(tmp_path: Path) -> None:
     assert found["turned"].shape == (7, 5)
     with pytest.raises(BundleError, match=r"no program for 1 rows and sizes \{'n': 5\}; there are"):
         runner(x=x[:1, :5])
+
+
+def test_set_refuses_a_size_that_was_not_compiled(tmp_path: Path) -> None:
+    endpoint = Endpoint(
+        function=lambda x: x * 2, inputs={"x": Input(example=np.ones((2, 3), np.float32))}, outputs=("y",),
+        batching=Batching(allowed_sizes=(1, 4)),
+    )  # fmt: skip
+    save(tmp_path / "1", endpoint)
+    edits.set_policy(tmp_path / "1", {"predict": {"allowed_sizes": [4]}})
+    with pytest.raises(BundleError, match=r"stablehlo.modules.predict has no program for \[8\] rows; it has: \[1, 4\]"):
+        edits.set_policy(tmp_path / "1", {"predict": {"allowed_sizes": [4, 8]}})
 
 
 def test_no_batch_axis(tmp_path: Path) -> None:

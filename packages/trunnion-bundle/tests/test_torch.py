@@ -144,6 +144,23 @@ def test_compile_adds_a_lowering_and_leaves_the_rest(towers: Towers, towers_bund
         edits.compile_for(towers_bundle, platform)
 
 
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        ("npu-ascend910b", "torch_npu (is not installed|[0-9.]+ finds no NPU)"),
+        ("cuda-sm90", "finds no CUDA device here"),
+        ("npu-310", "unknown platform 'npu-310'; choices: .*cuda-sm90, npu-ascend910b"),
+    ],
+)
+def test_a_device_that_is_not_here_is_not_compiled_for(towers_bundle: Path, platform: str, reason: str) -> None:
+    if platform.startswith("cuda") and torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    before = (towers_bundle / "COMMITTED").read_bytes()
+    with pytest.raises(BundleError, match=reason):
+        edits.compile_for(towers_bundle, platform)
+    assert (towers_bundle / "COMMITTED").read_bytes() == before
+
+
 def test_text_embedder(tmp_path: Path) -> None:
     """Texts of several lengths, tokenized, pooled and normalized outside of the compiled module."""
     trunnion_bundle.save(tmp_path / "1", **text.recipe())

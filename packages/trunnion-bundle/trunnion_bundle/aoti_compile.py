@@ -20,7 +20,7 @@ from torch.export.passes import move_to_device_pass
 from trunnion_bundle import canonical
 from trunnion_bundle.arrays import as_numpy
 from trunnion_bundle.checkpoint import content_of
-from trunnion_bundle.engines.aoti import open_runner
+from trunnion_bundle.engines.aoti import npu_refusal, open_runner
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.host import machine, processor_flags
 from trunnion_bundle.requests import Array
@@ -57,6 +57,7 @@ CPU_TARGETS: Mapping[str, Target] = {
     "cpu-aarch64-neon": Target(machine="aarch64", march="armv8-a", simd_bits=128, isa=("asimd",)),
 }
 _CUDA = re.compile(r"cuda-(sm[0-9]+)")
+_NPU = re.compile(r"npu-(ascend[0-9][0-9a-z_]*)")
 
 
 def native_platform() -> str:
@@ -81,7 +82,10 @@ def target_of(platform: str) -> Target:
         return CPU_TARGETS[platform]
     if match := _CUDA.fullmatch(platform):
         return Target(device="cuda", machine=machine(), device_arch=match[1])
-    raise BundleError(f"unknown platform {platform!r}; choices: {', '.join(CPU_TARGETS)}, cuda-sm90 and the like")
+    if match := _NPU.fullmatch(platform):
+        return Target(device="npu", machine=machine(), device_arch=match[1])
+    choices = ", ".join(CPU_TARGETS)
+    raise BundleError(f"unknown platform {platform!r}; choices: {choices}, cuda-sm90, npu-ascend910b and the like")
 
 
 def refusal(platform: str) -> str:
@@ -92,6 +96,9 @@ def refusal(platform: str) -> str:
         return str(error)
     if target.device == "cuda":
         return _cuda_refusal(platform, target)
+    if target.device == "npu":
+        reason = npu_refusal(target.device_arch)
+        return f"{platform} is compiled on a machine with that device; {reason}" if reason else ""
     if target.machine != machine():
         return f"{platform} is compiled on a {target.machine}; this machine is {machine()}"
     missing = sorted(set(target.isa) - processor_flags())

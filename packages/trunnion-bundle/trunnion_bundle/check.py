@@ -38,11 +38,12 @@ class Finding:
     reason: str = ""
 
 
-def check(path: Path | str, *, platform: str | None = None) -> list[Finding]:
+def check(path: Path | str, *, platform: str | None = None, allow_plugins: bool = False) -> list[Finding]:
     """Check everything about the bundle in `path` that this machine can.
 
     Args:
         platform: run this lowering only; None: all that run here. The others are reported as skipped.
+        allow_plugins: run its plugins, which are code of whoever wrote it; without it a bundle that has some fails.
     """
     try:
         opened = folder.read(path)
@@ -57,7 +58,8 @@ def check(path: Path | str, *, platform: str | None = None) -> list[Finding]:
     for name in [platform] if platform else sorted(bundle.lowerings):
         try:
             chosen = engines.choose(bundle, name)
-            runner = Runner(opened, chosen, engines.open_engine(opened.folder, bundle, chosen))
+            engine = engines.open_engine(opened.folder, bundle, chosen)
+            runner = Runner(opened, chosen, engine, allow_plugins=allow_plugins)
         except BundleError as error:
             state = FAILED if platform or len(bundle.lowerings) == 1 else SKIPPED
             found.append(Finding(what="load", where=name, state=state, reason=str(error)))

@@ -9,7 +9,7 @@ import numpy as np
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.requests import NUMPY, Array, Values, contiguous
 from trunnion_bundle.signatures import Signature
-from trunnion_bundle.tensors import BATCH, BYTES, Symbol, Tensor
+from trunnion_bundle.tensors import BATCH, BYTES, IndexRange, Symbol, Tensor, TensorType
 
 
 class RequestError(BundleError):
@@ -68,12 +68,21 @@ def _check_dims(array: Array, tensor: Tensor, symbols: Mapping[str, Symbol], siz
 
 
 def _check_range(array: Array, tensor: Tensor) -> None:
-    bounds = tensor.index_range
-    if bounds is None or not array.size:
-        return
+    if problem := outside_of_range(array, tensor):
+        raise RequestError(f"input {tensor.name!r} {problem}")
+
+
+def outside_of_range(array: Array, tensor: TensorType) -> str:
+    """The first element that is outside of the tensor's range, or of a BOOL neither 0 nor 1; "" if there is none."""
+    if tensor.dtype == "BOOL":
+        array, bounds = array.view(np.uint8), IndexRange(below=2)
+    elif tensor.index_range is None:
+        return ""
+    else:
+        bounds = tensor.index_range
     outside = (array < bounds.min) | (array >= np.array(bounds.below))
-    if outside.any():
-        place = [int(i) for i in np.argwhere(outside)[0]]
-        value = int(array[tuple(place)])
-        below = bounds.below[place[-1]] if isinstance(bounds.below, tuple) else bounds.below
-        raise RequestError(f"input {tensor.name!r} at {place} is {value}; limits: {bounds.min} to {below - 1}")
+    if not outside.any():
+        return ""
+    place = [int(i) for i in np.argwhere(outside)[0]]
+    below = bounds.below[place[-1]] if isinstance(bounds.below, tuple) else bounds.below
+    return f"at {place} is {int(array[tuple(place)])}; limits: {bounds.min} to {below - 1}"

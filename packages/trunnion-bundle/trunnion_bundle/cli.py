@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trunnion_bundle.errors import BundleError
-from trunnion_bundle.programs import replace_process
+from trunnion_bundle.programs import SERVER, replace_process
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 EXPORT_HELP = (
@@ -17,7 +17,7 @@ EXPORT_HELP = (
 )
 
 FORWARDED = {
-    "serve": ("trunnion-serve-bundle", "Serve bundles in C++"),
+    "serve": (SERVER, "Serve bundles in C++"),
     "bench": ("trunnion-bench-bundle", "Load a server"),
 }
 """Commands that are programs of C++: their options are theirs."""
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "trunnion bundle") 
     debug = "--debug" in words
     try:
         if words[:1] and words[0] in FORWARDED:
-            return replace_process(FORWARDED[words[0]][0], words[1:])
+            return replace_process(FORWARDED[words[0]][0], [*words[1:], *_defaults(*words)])
         options = build_parser(prog).parse_args(words)
         return int(options.run(options) or 0)
     except BundleError as error:
@@ -43,6 +43,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "trunnion bundle") 
         # Whoever read the output has gone.
         sys.stdout = None
         return EXIT_FAILED
+
+
+def _defaults(command: str, *words: str) -> list[str]:
+    """What a server is told that says nothing of it: where this environment has a PJRT plugin."""
+    from trunnion_bundle.pjrt_compile import server_defaults
+
+    return [] if command != "serve" or {"--settings", "--help", "-h"} & set(words) else server_defaults()
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
@@ -74,6 +81,12 @@ def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _allow_plugins(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-plugins", action="store_true", help="run its plugins: code of whoever wrote the bundle"
+    )
+
+
 def _note(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--note", default="", help="for the history")
 
@@ -88,7 +101,8 @@ def _add_making(command: Command) -> None:
     _note(export)
     compile_ = command("compile", "Add a lowering for another platform.", _compile)
     _folder(compile_)
-    compile_.add_argument("--platform", required=True, metavar="NAME", help="such as cpu-x86_64-avx2")
+    compile_.add_argument("--platform", required=True, metavar="NAME", help="such as cpu-x86_64-avx2 or pjrt-cpu")
+    compile_.add_argument("--plugin", type=Path, metavar="FILE", help="of PJRT, for pjrt-NAME [of this environment]")
     _note(compile_)
 
 
@@ -97,11 +111,13 @@ def _add_looking(command: Command) -> None:
     _folder(show)
     _json(show)
     show.add_argument("--cold-start", action="store_true", help="load it here, and print how long that takes")
+    _allow_plugins(show)
     check = command("check", "Check files, weights, answers, padding, neighbours and index ranges.", _check)
     _folder(check)
     _json(check)
     check.add_argument("--platform", metavar="NAME", help="run this lowering only [all that run here]")
     check.add_argument("--quiet", action="store_true", help="print only what did not pass")
+    _allow_plugins(check)
     diff = command("diff", "Print what differs between two bundles; exit code 1 if anything does.", _diff)
     _folder(diff, "first")
     _folder(diff, "second")
@@ -129,6 +145,7 @@ def _add_running(command: Command) -> None:
     _folder(run)
     run.add_argument("--signature", metavar="NAME", help="[the default]")
     run.add_argument("--platform", metavar="NAME", help="[the best that runs here]")
+    _allow_plugins(run)
     given = run.add_mutually_exclusive_group()
     given.add_argument("--inputs", metavar="JSON", help="an object of nested lists by input; - reads standard input")
     given.add_argument(
@@ -155,20 +172,25 @@ def _export(options: argparse.Namespace) -> None:
 def _compile(options: argparse.Namespace) -> None:
     from trunnion_bundle.edits import compile_for
 
-    opened = compile_for(options.folder, options.platform, note=options.note)
+    opened = compile_for(options.folder, options.platform, note=options.note, plugin=options.plugin)
     print(f"{options.folder}: {', '.join(opened.bundle.lowerings)}, {opened.entries[-1].hash[:12]}")
 
 
 def _show(options: argparse.Namespace) -> None:
     from trunnion_bundle.show import print_bundle
 
-    print_bundle(options.folder, as_json=options.json, cold_start=options.cold_start)
+    print_bundle(
+        options.folder, as_json=options.json, cold_start=options.cold_start, allow_plugins=options.allow_plugins
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
     from trunnion_bundle.show import print_check
 
-    return print_check(options.folder, platform=options.platform, as_json=options.json, quiet=options.quiet)
+    return print_check(
+        options.folder, platform=options.platform, as_json=options.json, quiet=options.quiet,
+        allow_plugins=options.allow_plugins,
+    )  # fmt: skip
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -208,7 +230,8 @@ def _run(options: argparse.Namespace) -> None:
     from trunnion_bundle.one_shot import answer
 
     text = sys.stdin.read() if options.inputs == "-" else options.inputs
-    print(answer(options.folder, options.signature, options.platform, text, options.file))
+    allow = options.allow_plugins
+    print(answer(options.folder, options.signature, options.platform, text, options.file, allow_plugins=allow))
 
 
 if __name__ == "__main__":

@@ -108,8 +108,10 @@ class PjrtLowering:
     platforms: tuple[str, ...]
     jax_version: str
     calling_convention_version: int
-    topology: str | None
     modules: Mapping[str, PjrtModule]
+    plugin_version: str | None = None
+    """Of the plugin that executables are for, and the only one that runs them; likewise `topology`."""
+    topology: str | None = None
     engine: str = "pjrt"
 
     def to_json(self) -> dict[str, Any]:
@@ -119,6 +121,7 @@ class PjrtLowering:
             "platforms": list(self.platforms),
             "jax_version": self.jax_version,
             "calling_convention_version": self.calling_convention_version,
+            "plugin_version": self.plugin_version,
             "topology": self.topology,
             "modules": {name: module.to_json() for name, module in self.modules.items()},
         }
@@ -193,6 +196,8 @@ def read_lowering(value: Any, where: str, platform: str, modules: Mapping[str, M
         raise BundleError(f"{where}.device is {found.device!r}; the platform is {platform!r}")
     if isinstance(found, PjrtLowering) and (found.program == "mlir") != (word == "stablehlo"):
         raise BundleError(f"{where}.program is {found.program!r}; the platform is {platform!r}")
+    if isinstance(found, PjrtLowering) and word == "pjrt" and platform.partition("-")[2] not in found.platforms:
+        raise BundleError(f"{where}.platforms is {list(found.platforms)}; the platform is {platform!r}")
     return found
 
 
@@ -233,19 +238,25 @@ def _read_pjrt(fields: Fields, modules: Mapping[str, Module]) -> PjrtLowering:
     program = fields.choice("program", PROGRAMS)
     found = PjrtLowering(
         program=program,
-        platforms=fields.array("platforms", as_string, 1, 8 if program == "mlir" else 1),
+        platforms=fields.array("platforms", as_string, 1, 8),
         jax_version=fields.string("jax_version"),
         calling_convention_version=fields.integer("calling_convention_version", 1),
-        topology=fields.optional("topology", lambda value, at: as_string(value, at, longest=LONGEST_TOPOLOGY)),
+        plugin_version=fields.optional("plugin_version", _as_description),
+        topology=fields.optional("topology", _as_description),
         modules=fields.table("modules", _read_pjrt_module, NAME, 1),
     )
     if unknown := sorted(set(found.platforms) - set(PJRT_PLATFORMS)):
         raise BundleError(f"{fields.place('platforms')}: unknown {unknown}; choices: {', '.join(PJRT_PLATFORMS)}")
-    if (found.topology is None) != (program == "mlir"):
-        raise BundleError(f"{fields.place('topology')} is {found.topology!r}; it belongs to a program 'executable'")
+    for key, text in (("plugin_version", found.plugin_version), ("topology", found.topology)):
+        if (text is None) != (program == "mlir"):
+            raise BundleError(f"{fields.place(key)} is {text!r}; it belongs to a program 'executable'")
     for name in sorted(set(modules) & set(found.modules)):
         _check_pjrt_module(found.modules[name], modules[name], f"{fields.where}.modules.{name}")
     return found
+
+
+def _as_description(value: Any, where: str) -> str:
+    return as_string(value, where, longest=LONGEST_TOPOLOGY)
 
 
 def _read_pjrt_module(value: Any, where: str) -> PjrtModule:

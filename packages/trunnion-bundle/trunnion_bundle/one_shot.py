@@ -15,13 +15,21 @@ from trunnion_bundle.signatures import Signature
 from trunnion_bundle.tensors import BYTES, Tensor
 
 
-def answer(folder: Path, signature: str | None, platform: str | None, text: str | None, file: Path | None) -> str:
+def answer(
+    folder: Path,
+    signature: str | None,
+    platform: str | None,
+    text: str | None,
+    file: Path | None,
+    *,
+    allow_plugins: bool = False,
+) -> str:
     """The answer of a bundle to the JSON `text`, to `file`, or to its first golden request.
 
     Raises:
         BundleError: the request cannot be read, or is not what the signature says.
     """
-    opened = runner.load(folder, platform=platform)
+    opened = runner.load(folder, platform=platform, allow_plugins=allow_plugins)
     name = signature or opened.bundle.default_signature
     if name not in opened.bundle.signatures:
         raise BundleError(f"unknown signature {name!r}; choices: {', '.join(opened.bundle.signatures)}")

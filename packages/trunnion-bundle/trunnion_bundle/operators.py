@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from trunnion_bundle.errors import BundleError
+from trunnion_bundle.plugins import Plugin
 from trunnion_bundle.requests import NUMPY, Array
-from trunnion_bundle.steps import Step
-from trunnion_bundle.tensors import FLOATS, integer_limits
+from trunnion_bundle.signatures import Module, Signature, infer_values
+from trunnion_bundle.steps import MODULE, Step, asset_paths
+from trunnion_bundle.tensors import FLOATS, Symbol, TensorType, integer_limits
 from trunnion_bundle.word_piece import WordPiece, read_vocabulary
 
 _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
@@ -22,14 +25,42 @@ Compute = Callable[[Sequence[Array]], Sequence[Array]]
 """Arrays of a step's inputs -> arrays of all outputs that the operator has."""
 
 
-def prepare(step: Step, folder: Path) -> Compute:
+def prepare_all(
+    signature: Signature, modules: Mapping[str, Module], folder: Path, *, allow_plugins: bool
+) -> list[Compute | None]:
+    """The operators of a signature's steps; None where the module is."""
+    types = infer_values(signature, modules, "signature")
+    return [
+        None
+        if step.op == MODULE
+        else prepare(step, folder, [types[name] for name in step.inputs], signature.symbols, allow_plugins)
+        for step in signature.steps
+    ]
+
+
+def prepare(
+    step: Step,
+    folder: Path,
+    kinds: Sequence[TensorType] = (),
+    symbols: Mapping[str, Symbol] = MappingProxyType({}),
+    allow_plugins: bool = False,
+) -> Compute:
     """The operator of a step with its parameters; files are read from the bundle in `folder` now.
 
+    Args:
+        kinds: types of the step's inputs, which a plugin is checked by.
+        symbols: of the signature, likewise.
+
     Raises:
-        BundleError: the step is a plugin, which only the C++ runtime runs.
+        BundleError: the step is a plugin, and they are not allowed, or it cannot be opened.
     """
     if step.op == "plugin":
-        raise BundleError("the operator 'plugin' runs in the C++ runtime only; this one has: " + ", ".join(_COMPUTE))
+        if not allow_plugins:
+            raise BundleError(
+                f"the plugin {', '.join(asset_paths(step))} is code of the bundle's author, which runs only where "
+                "plugins are allowed (allow_plugins=True, --allow-plugins)"
+            )
+        return Plugin(step, folder, kinds, symbols)
     if step.op == "word_piece":
         return _prepare_word_piece(step.parameters, folder)
     compute = _COMPUTE[step.op]

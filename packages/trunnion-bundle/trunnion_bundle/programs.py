@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trunnion_bundle.errors import BundleError
 
+SERVER = "trunnion-serve-bundle"
 BIN = Path(__file__).resolve().parent / "bin"
 """Where a wheel has them."""
 

@@ -12,37 +12,38 @@ from trunnion_bundle.checks import RequestError, check_request, rows_of
 from trunnion_bundle.contract import Bundle
 from trunnion_bundle.engines import Engine
 from trunnion_bundle.errors import BundleError
-from trunnion_bundle.operators import Compute, prepare
+from trunnion_bundle.operators import Compute, prepare_all
 from trunnion_bundle.requests import NUMPY, Array, Values, contiguous
 from trunnion_bundle.signatures import Module, Signature
-from trunnion_bundle.steps import MODULE
 from trunnion_bundle.tensors import Tensor, TensorType
 
 
-def load(path: Path | str, *, platform: str | None = None, hashes: bool = True) -> Runner:
+def load(path: Path | str, *, platform: str | None = None, hashes: bool = True, allow_plugins: bool = False) -> Runner:
     """Open the bundle in the folder `path`.
 
     Args:
         platform: the lowering to run; None: the best that this machine can run.
         hashes: compare the SHA-256 of every file; otherwise its size only.
+        allow_plugins: run the plugins of the bundle, which are code of whoever wrote it.
 
     Raises:
         BundleError: the bundle is not valid, or no lowering runs here, with the reason of each.
     """
     opened = folder.read(path, hashes=hashes)
     name = engines.choose(opened.bundle, platform)
-    return Runner(opened, name, engines.open_engine(opened.folder, opened.bundle, name))
+    engine = engines.open_engine(opened.folder, opened.bundle, name)
+    return Runner(opened, name, engine, allow_plugins=allow_plugins)
 
 
 class Runner:
     """A bundle that answers: `runner(x=array, ids=array)` or `runner.run("signature", {...})`."""
 
-    def __init__(self, opened: folder.Opened, platform: str, engine: Engine) -> None:
+    def __init__(self, opened: folder.Opened, platform: str, engine: Engine, *, allow_plugins: bool = False) -> None:
         self.opened = opened
         self.platform = platform
         self._engine = engine
         self._computes: dict[str, list[Compute | None]] = {
-            name: [None if step.op == MODULE else prepare(step, opened.folder) for step in signature.steps]
+            name: prepare_all(signature, opened.bundle.modules, opened.folder, allow_plugins=allow_plugins)
             for name, signature in opened.bundle.signatures.items()
         }
 

@@ -20,12 +20,12 @@ from trunnion_bundle.endpoint import Endpoint, Input
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.folder import COMMITTED, Opened, commit_new, facts_of
 from trunnion_bundle.lowerings import Lowering, PjrtLowering
-from trunnion_bundle.operators import prepare
+from trunnion_bundle.operators import prepare, prepare_all
 from trunnion_bundle.requests import Array, Values
 from trunnion_bundle.runner import run_steps
 from trunnion_bundle.signatures import Module, Signature, infer_values
-from trunnion_bundle.steps import MODULE, Step
-from trunnion_bundle.tensors import BATCH, FLOATS, IndexRange, Tensor, Tolerance
+from trunnion_bundle.steps import MODULE, Step, infer
+from trunnion_bundle.tensors import BATCH, FLOATS, IndexRange, Tensor, TensorType, Tolerance
 
 if TYPE_CHECKING:
     from trunnion_bundle.jax_export import JaxFunction
@@ -140,8 +140,12 @@ class _Draft:
     def _before(self, name: str, endpoint: Endpoint, asked: tuple[Tensor, ...], examples: Values) -> Values:
         """The values that enter the function, for the example."""
         values = dict(examples)
-        for step in endpoint.before:
-            found = prepare(step, self.folder)([values[value] for value in step.inputs])
+        types: dict[str, TensorType] = {tensor.name: tensor for tensor in asked}
+        for i, step in enumerate(endpoint.before):
+            kinds = tuple(types[value] for value in step.inputs)
+            types |= dict(zip(step.outputs, infer(step, kinds, endpoint.symbols, f"{name}.before[{i}]"), strict=True))
+            compute = prepare(step, self.folder, kinds, endpoint.symbols, allow_plugins=True)
+            found = compute([values[value] for value in step.inputs])
             values |= dict(zip(step.outputs, found, strict=False))
         if missing := [key for key in endpoint.inputs if key not in values]:
             raise BundleError(f"{name}: no step makes {missing[0]!r}; there are: {', '.join(values)}")
@@ -193,7 +197,7 @@ class _Draft:
         return replace(draft, warmup=tuple(warmup for warmup, _ in paths), golden=tuple(golden for _, golden in paths))
 
     def _write_example(self, name: str, number: int, signature: Signature, example: Values) -> tuple[str, str]:
-        computes = [None if step.op == MODULE else prepare(step, self.folder) for step in signature.steps]
+        computes = prepare_all(signature, self.modules, self.folder, allow_plugins=True)
         values = check_request(example, signature)
         function = self.functions[signature.module]
         found = run_steps(signature, computes, dict(values), lambda inputs: function.answer(inputs))
@@ -241,7 +245,7 @@ class _Draft:
         self.weights = self.checkpoint.write(self.folder)
         lowering = PjrtLowering(
             program="mlir", platforms=chosen, jax_version=jax.__version__, calling_convention_version=version,
-            topology=None, modules=found,
+            modules=found,
         )  # fmt: skip
         return {STABLEHLO: lowering}
 

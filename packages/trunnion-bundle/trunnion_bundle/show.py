@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from trunnion_bundle.check import FAILED, PASSED, check
 from trunnion_bundle.contract import Bundle
 from trunnion_bundle.errors import BundleError
 from trunnion_bundle.lowerings import AotiLowering, Lowering, PjrtLowering
+from trunnion_bundle.pjrt_compile import server_defaults
+from trunnion_bundle.programs import SERVER, find_program
 from trunnion_bundle.requests import read
 from trunnion_bundle.steps import MODULE
 from trunnion_bundle.tensors import Tensor
@@ -20,17 +23,24 @@ from trunnion_bundle.tensors import Tensor
 _ABSENT = "(absent)"
 
 
-def print_bundle(path: Path, *, as_json: bool, cold_start: bool) -> None:
+def print_bundle(path: Path, *, as_json: bool, cold_start: bool, allow_plugins: bool = False) -> None:
     """`show`: signatures, steps, policy and lowerings; with `cold_start` how long each takes to load here."""
     opened = folder.read(path, hashes=False)
     bundle = opened.bundle
     state = {name: reason_here(bundle, name) for name in bundle.lowerings}
-    starts = {name: measure_start(path, bundle, name) for name, reason in state.items() if cold_start and not reason}
+    starts = {
+        name: measure_start(path, bundle, name, allow_plugins=allow_plugins)
+        for name, reason in state.items()
+        if cold_start and not reason
+    }
+    served = measure_served(path, server_defaults(allow_plugins)) if cold_start else {}
     if as_json:
         found = {"bundle": bundle.to_json(), "history": opened.entries[-1].hash, "runs_here": state}
-        print(json.dumps({**found, "cold_start": starts} if cold_start else found, indent=2, sort_keys=True))
+        print(json.dumps({**found, **_starts(starts, served)} if cold_start else found, indent=2, sort_keys=True))
         return
     print("\n".join(_lines(bundle, state, starts)))
+    if served:
+        print("cold start of the server: " + ", ".join(f"{key} {value}" for key, value in served.items()))
     print(f"history: {len(opened.entries)} changes, last {opened.entries[-1].action} {opened.entries[-1].hash[:12]}")
 
 
@@ -43,10 +53,25 @@ def reason_here(bundle: Bundle, platform: str) -> str:
     return ""
 
 
-def measure_start(path: Path, bundle: Bundle, platform: str) -> dict[str, float]:
+def measure_served(path: Path, options: Sequence[str]) -> dict[str, Any]:
+    """What loading took in the C++ server; {} where this environment has none, `error` if it failed."""
+    try:
+        program = find_program(SERVER)
+    except BundleError:
+        return {}
+    command = [str(program), str(path), "--load-only", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {
+            "error": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+        }
+    return dict(json.loads(done.stdout)[0])
+
+
+def measure_start(path: Path, bundle: Bundle, platform: str, *, allow_plugins: bool = False) -> dict[str, float]:
     """Seconds to open the bundle in this process, and until each signature has answered for the first time."""
     start = time.perf_counter()
-    opened = runner.load(path, platform=platform, hashes=False)
+    opened = runner.load(path, platform=platform, hashes=False, allow_plugins=allow_plugins)
     found = {"load_seconds": time.perf_counter() - start}
     for name, signature in bundle.signatures.items():
         values = read(path / signature.warmup[0], "input", signature.inputs)
@@ -54,6 +79,10 @@ def measure_start(path: Path, bundle: Bundle, platform: str) -> dict[str, float]
         opened.run(name, values)
         found[f"first_{name}_seconds"] = time.perf_counter() - begun
     return found
+
+
+def _starts(starts: dict[str, dict[str, float]], served: dict[str, Any]) -> dict[str, Any]:
+    return {"cold_start": starts, **({"cold_start_served": served} if served else {})}
 
 
 def _lines(bundle: Bundle, state: dict[str, str], starts: dict[str, dict[str, float]]) -> Iterator[str]:
@@ -105,15 +134,15 @@ def _facts(lowering: Lowering) -> str:
         )
     if isinstance(lowering, PjrtLowering):
         count = sum(len(module.programs) for module in lowering.modules.values())
-        return (
-            f"pjrt, {lowering.program}, jax {lowering.jax_version}, {count} programs for {' '.join(lowering.platforms)}"
-        )
+        place = f"; plugin {lowering.plugin_version}; topology {lowering.topology}" if lowering.topology else ""
+        platforms = " ".join(lowering.platforms)
+        return f"pjrt, {lowering.program}, jax {lowering.jax_version}, {count} programs for {platforms}{place}"
     return "simulated"
 
 
-def print_check(path: Path, *, platform: str | None, as_json: bool, quiet: bool) -> int:
+def print_check(path: Path, *, platform: str | None, as_json: bool, quiet: bool, allow_plugins: bool = False) -> int:
     """`check`: a line for each finding; 1 if one failed."""
-    found = check(path, platform=platform)
+    found = check(path, platform=platform, allow_plugins=allow_plugins)
     failed = [finding for finding in found if finding.state == FAILED]
     if as_json:
         print(json.dumps([finding.__dict__ for finding in found], indent=2))

@@ -26,6 +26,7 @@ from trunnion_bundle.tensors import (
     IndexRange,
     Symbol,
     TensorType,
+    check_range,
     integer_limits,
     read_dims,
     read_index_range,
@@ -276,11 +277,27 @@ def _plugin(scene: Scene) -> list[TensorType]:
         if not path.startswith("plugins/"):
             raise BundleError(f"{scene.where}.libraries: {path!r} must lie under plugins/")
     scene.parameters.string("configuration", longest=LARGEST)
-    kinds = scene.parameters.array("outputs", _read_type, 1, MOST_VALUES)
-    ranges = scene.parameters.array("index_ranges", _read_optional_range)
+    kinds = _declared_outputs(scene.parameters)
+    known = {BATCH, *scene.symbols}
+    if unknown := sorted({str(dim) for kind in kinds for dim in kind.dims if isinstance(dim, str)} - known):
+        raise BundleError(f"{scene.where}.outputs: unknown {unknown[0]!r}; choices: {', '.join(sorted(known))}")
+    return kinds
+
+
+def _declared_outputs(parameters: Fields) -> list[TensorType]:
+    kinds = parameters.array("outputs", _read_type, 1, MOST_VALUES)
+    ranges = parameters.array("index_ranges", _read_optional_range)
     if len(ranges) != len(kinds):
-        raise BundleError(f"{scene.where}.index_ranges has {len(ranges)} elements; outputs has {len(kinds)}")
-    return [replace(kind, index_range=bounds) for kind, bounds in zip(kinds, ranges, strict=True)]
+        raise BundleError(f"{parameters.where}.index_ranges has {len(ranges)} elements; outputs has {len(kinds)}")
+    found = [replace(kind, index_range=bounds) for kind, bounds in zip(kinds, ranges, strict=True)]
+    for i, kind in enumerate(found):
+        check_range(kind, f"{parameters.where}.outputs[{i}]")
+    return found
+
+
+def plugin_outputs(step: Step) -> list[TensorType]:
+    """The outputs that a `plugin` step declares."""
+    return _declared_outputs(Fields(step.parameters, "parameters"))
 
 
 def _read_optional_range(value: Any, where: str) -> IndexRange | None:

@@ -192,7 +192,7 @@ def read_tensor(value: Any, where: str, *, has_range: bool, has_pad: bool, has_t
         tolerance=read_tolerance(fields.take("tolerance"), fields.place("tolerance")) if has_tolerance else None,
     )
     fields.close()
-    _check_range(tensor, where)
+    check_range(tensor, where)
     if has_pad:
         _check_pad(tensor, where)
     if tensor.tolerance and dtype not in FLOATS and tensor.tolerance != Tolerance():
@@ -212,7 +212,8 @@ def read_dims(fields: Fields) -> tuple[Dim, ...]:
     return dims
 
 
-def _check_range(tensor: Tensor, where: str) -> None:
+def check_range(tensor: TensorType, where: str) -> None:
+    """Raises BundleError if the tensor's dtype or dims cannot have its index range."""
     found = tensor.index_range
     if found is None:
         return

@@ -10,28 +10,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "trunnion_bundle/dtype.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* Raised with every change of this file; server and engine must have the same. */
 #define TRN_ENGINE_ABI_VERSION 1u
-
-typedef enum trn_dtype {
-  TRN_DTYPE_BOOL = 1, /* one byte, 0 or 1 */
-  TRN_DTYPE_UINT8 = 2,
-  TRN_DTYPE_UINT16 = 3,
-  TRN_DTYPE_UINT32 = 4,
-  TRN_DTYPE_UINT64 = 5,
-  TRN_DTYPE_INT8 = 6,
-  TRN_DTYPE_INT16 = 7,
-  TRN_DTYPE_INT32 = 8,
-  TRN_DTYPE_INT64 = 9,
-  TRN_DTYPE_FLOAT16 = 10,
-  TRN_DTYPE_BFLOAT16 = 11,
-  TRN_DTYPE_FLOAT32 = 12,
-  TRN_DTYPE_FLOAT64 = 13
-} trn_dtype;
 
 typedef enum trn_engine_status {
   TRN_ENGINE_OK = 0,

@@ -48,19 +48,21 @@ class GrpcConnections final : public Connections {
     }
   }
 
-  inference::ModelInferResponse ask(const inference::ModelInferRequest& request) override {
+  AskedAnswer try_ask(const inference::ModelInferRequest& request) override {
     grpc::CompletionQueue queue;
     Call call;
     start(call, serialized(request), std::chrono::steady_clock::now(), *stubs_[0], queue);
     void* tag = nullptr;
     bool ok = false;
     queue.Next(&tag, &ok);
-    if (!call.status.ok()) throw std::runtime_error(call.status.error_message());
-    inference::ModelInferResponse response;
+    AskedAnswer answer;
+    answer.code = static_cast<int>(call.status.error_code());
+    answer.status = call.status.ok() ? "OK" : std::to_string(answer.code) + ": " + call.status.error_message();
+    if (!call.status.ok()) return answer;
     grpc::Slice slice;
     call.response.DumpToSingleSlice(&slice);
-    if (!response.ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) throw std::runtime_error("the answer is no ModelInferResponse");
-    return response;
+    if (!answer.response.ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) throw std::runtime_error("the answer is no ModelInferResponse");
+    return answer;
   }
 
   LoadResult run(const inference::ModelInferRequest& request, const LoadPlan& plan, const std::function<void()>& on_measure) override;
@@ -175,6 +177,12 @@ LoadResult GrpcConnections::run(const inference::ModelInferRequest& request, con
 }
 
 }  // namespace
+
+inference::ModelInferResponse Connections::ask(const inference::ModelInferRequest& request) {
+  AskedAnswer answer = try_ask(request);
+  if (answer.code != 0) throw std::runtime_error(answer.status);
+  return std::move(answer.response);
+}
 
 std::unique_ptr<Connections> connect(const std::string& server, int channels) {
   return std::make_unique<GrpcConnections>(server, channels);

@@ -24,11 +24,19 @@ struct LoadResult {
   double seconds = 0;
 };
 
+struct AskedAnswer {
+  int code = 0;        // of gRPC
+  std::string status;  // "3: the text", or "OK"
+  inference::ModelInferResponse response;
+};
+
 class Connections {
  public:
   virtual ~Connections() = default;
+  // One call, whatever comes of it.
+  virtual AskedAnswer try_ask(const inference::ModelInferRequest& request) = 0;
   // One call. Throws std::runtime_error with its status.
-  virtual inference::ModelInferResponse ask(const inference::ModelInferRequest& request) = 0;
+  inference::ModelInferResponse ask(const inference::ModelInferRequest& request);
   // `on_measure` is called when the measured time starts and when it ends.
   virtual LoadResult run(const inference::ModelInferRequest& request, const LoadPlan& plan, const std::function<void()>& on_measure) = 0;
 };

@@ -9,6 +9,7 @@
 #include "bench/load.h"
 #include "bench/options.h"
 #include "bench/request_file.h"
+#include "bench/shadow.h"
 
 namespace {
 
@@ -106,7 +107,8 @@ int bench(const BenchOptions& options) {
 
 int main(int count, char** arguments) {
   try {
-    return bench(read_bench_options(count, arguments));
+    const BenchOptions options = read_bench_options(count, arguments);
+    return options.shadow.empty() ? bench(options) : shadow(options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trunnion-bench-bundle: %s\n", error.what());
     return 2;

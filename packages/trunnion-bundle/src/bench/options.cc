@@ -11,9 +11,13 @@ namespace trunnion::bundle {
 namespace {
 
 constexpr const char* kUsage = R"(usage: trunnion-bench-bundle HOST:PORT --model NAME --request FILE [options]
+       trunnion-bench-bundle HOST:PORT --shadow HOST:PORT --recorded FILE --bundle DIR [--json FILE]
 
 Load a server of the Open Inference Protocol over gRPC with the rows of FILE, a golden or warm-up request of the bundle. Before each
 run one answer is compared with the golden one, if FILE has it. An error of any call voids its run and the exit code is 1.
+
+With --shadow the requests that a server recorded (its option --record) are asked of both, one after another, and the answers compared by
+the tolerances of the bundle DIR; the first difference is printed, and the exit code is 1 if there is one.
 
   --rows LIST           rows of a request (1,16,128)
   --concurrency LIST    closed loop: as many calls in flight, each followed by the next (1,4,16,64)
@@ -66,6 +70,9 @@ BenchOptions read_bench_options(int count, char** arguments) {
       {"--p99-ms", [&](auto& option, auto& text) { options.p99_ms = number(option, text, 0.001, 1e6); }},
       {"--channels", [&](auto& option, auto& text) { options.channels = static_cast<int>(number(option, text, 1, 256)); }},
       {"--server-pid", [&](auto& option, auto& text) { options.server_pid = static_cast<int64_t>(number(option, text, 1, 1e9)); }},
+      {"--shadow", [&](auto&, auto& text) { options.shadow = text; }},
+      {"--recorded", [&](auto&, auto& text) { options.recorded = text; }},
+      {"--bundle", [&](auto&, auto& text) { options.bundle = text; }},
       {"--json", [&](auto&, auto& text) { options.json = text; }},
   };
   for (int i = 1; i < count; ++i) {
@@ -83,6 +90,12 @@ BenchOptions read_bench_options(int count, char** arguments) {
     } else {
       throw std::invalid_argument("unknown argument " + word + "; see --help");
     }
+  }
+  if (!options.shadow.empty()) {
+    if (options.server.empty() || options.recorded.empty() || options.bundle.empty()) {
+      throw std::invalid_argument("with --shadow, HOST:PORT, --recorded and --bundle are needed; see --help");
+    }
+    return options;
   }
   if (options.server.empty() || options.model.empty() || options.request.empty()) {
     throw std::invalid_argument("HOST:PORT, --model and --request are needed; see --help");

@@ -19,6 +19,9 @@ struct BenchOptions {
   int channels = 4;
   int64_t server_pid = 0;  // whose processor time is counted; 0 = nobody's
   std::filesystem::path json;
+  // Instead of a load: requests of `recorded` are asked of `server` and of `shadow`, HOST:PORT too.
+  std::string shadow;
+  std::filesystem::path recorded, bundle;
 };
 
 // Throws std::invalid_argument. Prints the usage and exits for --help.

@@ -22,6 +22,7 @@ struct Dim {
   int64_t size = 0;    // 0 where it is not an integer
   std::string symbol;  // "batch" for the batch
   bool is_batch() const { return symbol == "batch"; }
+  bool operator==(const Dim&) const = default;
 };
 
 // Elements are from `min` and below `below`, which is one bound or one for each position of the last axis.
@@ -102,11 +103,17 @@ struct Contract {
   std::map<std::string, FileSpec> files;
 };
 
+// As in an error: [batch, 3].
+std::string text_of(const std::vector<Dim>& dims);
+
 // Throws BundleError.
 Contract read_contract(std::string_view text);
 
 // Parts of it, each in a file of its own.
 TensorSpec read_tensor(const JsonNode& node, const char* kind_key);
+// `dtype` (without BYTES unless `takes_bytes`), `dims` and `batch_axis` of a tensor.
+void read_type(const JsonNode& node, bool takes_bytes, TensorSpec& tensor);
+IndexRange read_index_range(const JsonNode& node, const TensorSpec& tensor);
 Symbols read_symbols(const JsonNode& node);
 SignatureSpec read_signature(const std::string& name, const JsonNode& node, const std::map<std::string, ModuleSpec>& modules);
 BatchingSpec read_batching(const JsonNode& node, const ModuleSpec& module);

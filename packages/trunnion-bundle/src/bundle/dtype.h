@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "trunnion_bundle/engine.h"
+#include "trunnion_bundle/dtype.h"
 
 namespace trunnion::bundle {
 
@@ -24,7 +24,7 @@ enum class Dtype : int32_t {
   kBf16 = TRN_DTYPE_BFLOAT16,
   kFp32 = TRN_DTYPE_FLOAT32,
   kFp64 = TRN_DTYPE_FLOAT64,
-  kBytes = 14,  // strings; never seen by an engine
+  kBytes = TRN_DTYPE_BYTES,  // strings; never seen by an engine
 };
 
 const char* name_of(Dtype dtype);

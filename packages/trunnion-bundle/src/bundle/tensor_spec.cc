@@ -12,24 +12,6 @@ Dim read_dim(const JsonNode& node) {
   return Dim{.size = 0, .symbol = node.name()};
 }
 
-IndexRange read_range(const JsonNode& node, const TensorSpec& tensor) {
-  if (!is_integer(tensor.dtype)) node.fail("null, for the dtype has no index");
-  node.expect_keys({"min", "below"});
-  IndexRange range{.min = node.at("min").integer(INT64_MIN, INT64_MAX), .below = {}};
-  const JsonNode below = node.at("below");
-  if (below.is_array()) {
-    const int64_t last = tensor.dims.empty() ? 0 : tensor.dims.back().size;
-    for (const JsonNode& bound : below.items(1, 1000000)) range.below.push_back(bound.integer(INT64_MIN, INT64_MAX));
-    if (std::ssize(range.below) != last) below.fail("one bound for each of the " + std::to_string(last) + " positions");
-  } else {
-    range.below.push_back(below.integer(INT64_MIN, INT64_MAX));
-  }
-  for (const int64_t bound : range.below) {
-    if (bound <= range.min) below.fail("bounds above " + std::to_string(range.min));
-  }
-  return range;
-}
-
 PadRule read_pad(const JsonNode& node, const TensorSpec& tensor) {
   const size_t kind = node.at("rule").choice({"zero", "repeat_row", "value"});
   PadRule rule{.kind = static_cast<PadRule::Kind>(kind), .value = 0};
@@ -50,6 +32,12 @@ PadRule read_pad(const JsonNode& node, const TensorSpec& tensor) {
 
 }  // namespace
 
+std::string text_of(const std::vector<Dim>& dims) {
+  std::string text = "[";
+  for (const Dim& dim : dims) text += (text.size() > 1 ? ", " : "") + (dim.size > 0 ? std::to_string(dim.size) : dim.symbol);
+  return text + "]";
+}
+
 bool IndexRange::contains(const IndexRange& other) const {
   if (other.min < min) return false;
   if (below.size() == 1) {
@@ -60,6 +48,40 @@ bool IndexRange::contains(const IndexRange& other) const {
     if (other.below[other.below.size() == 1 ? 0 : i] > below[i]) return false;
   }
   return true;
+}
+
+IndexRange read_index_range(const JsonNode& node, const TensorSpec& tensor) {
+  if (!is_integer(tensor.dtype)) node.fail("null, for the dtype has no index");
+  node.expect_keys({"min", "below"});
+  IndexRange range{.min = node.at("min").integer(INT64_MIN, INT64_MAX), .below = {}};
+  const JsonNode below = node.at("below");
+  if (below.is_array()) {
+    const int64_t last = tensor.dims.empty() ? 0 : tensor.dims.back().size;
+    for (const JsonNode& bound : below.items(1, 1000000)) range.below.push_back(bound.integer(INT64_MIN, INT64_MAX));
+    if (std::ssize(range.below) != last) below.fail("one bound for each of the " + std::to_string(last) + " positions");
+  } else {
+    range.below.push_back(below.integer(INT64_MIN, INT64_MAX));
+  }
+  for (const int64_t bound : range.below) {
+    if (bound <= range.min) below.fail("bounds above " + std::to_string(range.min));
+  }
+  return range;
+}
+
+void read_type(const JsonNode& node, bool takes_bytes, TensorSpec& tensor) {
+  const auto dtype = dtype_of(node.at("dtype").string(16));
+  if (!dtype || (*dtype == Dtype::kBytes && !takes_bytes)) node.at("dtype").fail(dtype_choices());
+  tensor.dtype = *dtype;
+  int batch_axis = -1;
+  for (const JsonNode& item : node.at("dims").items(0, 8)) {
+    tensor.dims.push_back(read_dim(item));
+    if (!tensor.dims.back().is_batch()) continue;
+    if (batch_axis >= 0) item.fail("\"batch\" once");
+    batch_axis = static_cast<int>(std::ssize(tensor.dims)) - 1;
+  }
+  const JsonNode axis = node.at("batch_axis");
+  tensor.batch_axis = axis.is_null() ? -1 : static_cast<int>(axis.integer(0, 7));
+  if (tensor.batch_axis != batch_axis) axis.fail(batch_axis < 0 ? "null" : std::to_string(batch_axis));
 }
 
 // `kind_key`: what this tensor has beside the common keys: "index_range" and, of a module's input, "pad"; "tolerance"; or "".
@@ -75,26 +97,14 @@ TensorSpec read_tensor(const JsonNode& node, const char* kind_key) {
     node.expect_keys({"name", "dtype", "dims", "batch_axis"});
   }
   TensorSpec tensor{.name = node.at("name").name()};
-  const auto dtype = dtype_of(node.at("dtype").string(16));
-  if (!dtype || (*dtype == Dtype::kBytes && kind != "index_range")) node.at("dtype").fail(dtype_choices());
-  tensor.dtype = *dtype;
-  int batch_axis = -1;
-  for (const JsonNode& item : node.at("dims").items(0, 8)) {
-    tensor.dims.push_back(read_dim(item));
-    if (!tensor.dims.back().is_batch()) continue;
-    if (batch_axis >= 0) item.fail("\"batch\" once");
-    batch_axis = static_cast<int>(std::ssize(tensor.dims)) - 1;
-  }
-  const JsonNode axis = node.at("batch_axis");
-  tensor.batch_axis = axis.is_null() ? -1 : static_cast<int>(axis.integer(0, 7));
-  if (tensor.batch_axis != batch_axis) axis.fail(batch_axis < 0 ? "null" : std::to_string(batch_axis));
+  read_type(node, kind == "index_range", tensor);
   if (kind == "pad" || kind == "index_range") {
     const JsonNode range = node.at("index_range");
-    if (!range.is_null()) tensor.index_range = read_range(range, tensor);
+    if (!range.is_null()) tensor.index_range = read_index_range(range, tensor);
   }
   if (kind == "pad") {
     const JsonNode pad = node.at("pad");
-    if (pad.is_null() != (batch_axis < 0)) pad.fail("a rule exactly where there is a batch axis");
+    if (pad.is_null() != (tensor.batch_axis < 0)) pad.fail("a rule exactly where there is a batch axis");
     if (!pad.is_null()) tensor.pad = read_pad(pad, tensor);
   }
   if (kind == "tolerance") {

@@ -1,4 +1,4 @@
-// StableHLO programs on any PJRT plugin: compiled when the bundle is opened, one for each size; weights uploaded once.
+// Programs on any PJRT plugin, one for each size: StableHLO, compiled when the bundle is opened, or executables of that plugin.
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -59,13 +59,23 @@ struct trn_engine {
     if (!settings.contains("pjrt_plugin")) {
       throw Refused("no PJRT plugin is given; it is the path \"pjrt_plugin\" of the settings");
     }
-    if (lowering.at("program") != "mlir") throw Refused("this engine compiles StableHLO; it runs no program \"" + lowering.at("program").get<std::string>() + "\"");
     client = PjrtClient::of_plugin(settings.at("pjrt_plugin").get<std::string>());
+    is_compiled = lowering.at("program") == "executable";
+    if (is_compiled) expect_same_place(lowering);
     choose_platform(lowering.at("platforms").get<std::vector<std::string>>());
     read_inputs(json::parse(options.contract));
     const json module = lowering.at("modules").at(options.module);
     upload_weights(module, MappedWeights(options.weights, options.num_weights));
     for (const json& program : module.at("programs")) add_program(program, options.bundle);
+  }
+
+  // An executable is of one version of the plugin and one topology.
+  void expect_same_place(const json& lowering) const {
+    const auto expect = [](const std::string& what, const std::string& wanted, const std::string& found) {
+      if (wanted != found) throw Refused("compiled for " + what + " \"" + wanted + "\", here is \"" + found + "\"");
+    };
+    expect("plugin", lowering.at("plugin_version"), client->version());
+    expect("topology", lowering.at("topology"), client->topology());
   }
 
   // A module for several platforms takes the index of its own as the first argument.
@@ -110,7 +120,8 @@ struct trn_engine {
   void add_program(const json& given, const std::string& bundle) {
     Sizes sizes = given.at("symbols").get<Sizes>();
     if (!given.at("batch").is_null()) sizes["batch"] = given.at("batch");
-    Program program{client->compile(read_file(bundle + "/" + given.at("path").get<std::string>())), given.at("kept")};
+    const std::string bytes = read_file(bundle + "/" + given.at("path").get<std::string>());
+    Program program{is_compiled ? client->load(bytes) : client->compile(bytes), given.at("kept")};
     if (const size_t found = client->num_outputs(program.executable); found != num_outputs) {
       throw Refused("a program has " + std::to_string(found) + " outputs, the module " + std::to_string(num_outputs));
     }
@@ -156,6 +167,7 @@ struct trn_engine {
   }
 
   std::shared_ptr<PjrtClient> client;
+  bool is_compiled = false;
   PjrtBuffer platform_index;
   std::map<std::string, size_t> positions;  // of inputs
   std::vector<json> dims;                   // of inputs, as the contract has them

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "bundle/sha256.h"
 #include "engines/guarded.h"
 
 namespace trunnion::bundle {
@@ -68,7 +69,7 @@ std::shared_ptr<PjrtClient> PjrtClient::of_plugin(const std::string& path) {
   return client;
 }
 
-PjrtClient::PjrtClient(const std::string& path) : api_(&api_of(path)) {
+PjrtClient::PjrtClient(const std::string& path) : path_(path), api_(&api_of(path)) {
   auto initialize = TRN_PJRT_ARGUMENTS(PJRT_Plugin_Initialize_Args);
   check(api_->PJRT_Plugin_Initialize(&initialize), "initialising the PJRT plugin");
   auto create = TRN_PJRT_ARGUMENTS(PJRT_Client_Create_Args);
@@ -131,6 +132,84 @@ PjrtExecutable PjrtClient::compile(const std::string& program) const {
   call.compile_options_size = sizeof kCompileOptions;
   check(api_->PJRT_Client_Compile(&call), "compiling StableHLO");
   return {shared_from_this(), call.executable};
+}
+
+void PjrtClient::expect(bool has, const char* function) const {
+  if (!has) throw Refused(path_ + " has no " + function + ": it takes no precompiled executables");
+}
+
+std::string PjrtClient::version() const {
+  auto call = TRN_PJRT_ARGUMENTS(PJRT_Client_PlatformVersion_Args);
+  call.client = client_;
+  check(api_->PJRT_Client_PlatformVersion(&call), "asking for PJRT's version");
+  std::string text(call.platform_version, call.platform_version_size);
+  const auto& interface = api_->pjrt_api_version;
+  text.append(", interface ").append(std::to_string(interface.major_version)).append(".").append(std::to_string(interface.minor_version));
+  auto known = TRN_PJRT_ARGUMENTS(PJRT_Plugin_Attributes_Args);
+  check(api_->PJRT_Plugin_Attributes(&known), "asking for PJRT's attributes");
+  for (size_t i = 0; i < known.num_attributes; ++i) {
+    const PJRT_NamedValue& value = known.attributes[i];
+    if (value.type != PJRT_NamedValue_kInt64 && value.type != PJRT_NamedValue_kInt64List) continue;
+    const bool is_list = value.type == PJRT_NamedValue_kInt64List;
+    text.append(", ").append(value.name, value.name_size);
+    for (size_t k = 0; k < value.value_size; ++k) {
+      text.append(k == 0 ? " " : ".").append(std::to_string(is_list ? value.int64_array_value[k] : value.int64_value));
+    }
+  }
+  return text;
+}
+
+std::string PjrtClient::topology() const {
+  expect(api_->PJRT_Client_TopologyDescription != nullptr && api_->PJRT_TopologyDescription_Serialize != nullptr,
+         "PJRT_TopologyDescription_Serialize");
+  auto get = TRN_PJRT_ARGUMENTS(PJRT_Client_TopologyDescription_Args);
+  get.client = client_;
+  check(api_->PJRT_Client_TopologyDescription(&get), "asking for PJRT's topology");
+  auto devices = TRN_PJRT_ARGUMENTS(PJRT_TopologyDescription_GetDeviceDescriptions_Args);
+  devices.topology = get.topology;
+  check(api_->PJRT_TopologyDescription_GetDeviceDescriptions(&devices), "listing PJRT's devices");
+  std::map<std::string, int> kinds;
+  for (size_t i = 0; i < devices.num_descriptions; ++i) {
+    auto kind = TRN_PJRT_ARGUMENTS(PJRT_DeviceDescription_Kind_Args);
+    kind.device_description = devices.descriptions[i];
+    check(api_->PJRT_DeviceDescription_Kind(&kind), "asking for a device's kind");
+    ++kinds[std::string(kind.device_kind, kind.device_kind_size)];
+  }
+  auto serialized = TRN_PJRT_ARGUMENTS(PJRT_TopologyDescription_Serialize_Args);
+  serialized.topology = get.topology;
+  check(api_->PJRT_TopologyDescription_Serialize(&serialized), "serializing PJRT's topology");
+  const std::string hash = sha256({serialized.serialized_bytes, serialized.serialized_bytes_size});
+  serialized.serialized_topology_deleter(serialized.serialized_topology);
+  std::string text;
+  for (const auto& [kind, count] : kinds) text.append(std::to_string(count)).append(" x ").append(kind).append(", ");
+  return text.append("sha256 ").append(hash);
+}
+
+std::string PjrtClient::serialize(const PjrtExecutable& executable) const {
+  expect(api_->PJRT_Executable_Serialize != nullptr, "PJRT_Executable_Serialize");
+  auto get = TRN_PJRT_ARGUMENTS(PJRT_LoadedExecutable_GetExecutable_Args);
+  get.loaded_executable = executable.get();
+  check(api_->PJRT_LoadedExecutable_GetExecutable(&get), "asking for a program");
+  auto call = TRN_PJRT_ARGUMENTS(PJRT_Executable_Serialize_Args);
+  call.executable = get.executable;
+  PJRT_Error* error = api_->PJRT_Executable_Serialize(&call);
+  auto destroy = TRN_PJRT_ARGUMENTS(PJRT_Executable_Destroy_Args);
+  destroy.executable = get.executable;
+  api_->PJRT_Executable_Destroy(&destroy);
+  check(error, "serializing a program");
+  std::string bytes(call.serialized_bytes, call.serialized_bytes_size);
+  call.serialized_executable_deleter(call.serialized_executable);
+  return bytes;
+}
+
+PjrtExecutable PjrtClient::load(const std::string& bytes) const {
+  expect(api_->PJRT_Executable_DeserializeAndLoad != nullptr, "PJRT_Executable_DeserializeAndLoad");
+  auto call = TRN_PJRT_ARGUMENTS(PJRT_Executable_DeserializeAndLoad_Args);
+  call.client = client_;
+  call.serialized_executable = bytes.data();
+  call.serialized_executable_size = bytes.size();
+  check(api_->PJRT_Executable_DeserializeAndLoad(&call), "loading a precompiled program");
+  return {shared_from_this(), call.loaded_executable};
 }
 
 size_t PjrtClient::num_outputs(const PjrtExecutable& executable) const {
@@ -228,6 +307,7 @@ PJRT_Buffer_Type pjrt_type(trn_dtype dtype) {
     case TRN_DTYPE_BFLOAT16: return PJRT_Buffer_Type_BF16;
     case TRN_DTYPE_FLOAT32: return PJRT_Buffer_Type_F32;
     case TRN_DTYPE_FLOAT64: return PJRT_Buffer_Type_F64;
+    case TRN_DTYPE_BYTES: break;
   }
   return PJRT_Buffer_Type_INVALID;
 }

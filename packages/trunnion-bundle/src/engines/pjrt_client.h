@@ -51,8 +51,14 @@ class PjrtClient : public std::enable_shared_from_this<PjrtClient> {
 
   // "cpu", "cuda", ...
   std::string platform() const;
+  // What an executable runs on and nowhere else: versions of the plugin, and the devices with a hash of all about them.
+  std::string version() const;
+  std::string topology() const;
   // StableHLO bytecode for one device.
   PjrtExecutable compile(const std::string& program) const;
+  // The bytes from which `load` makes it again, by a plugin of the same version on the same topology.
+  std::string serialize(const PjrtExecutable& executable) const;
+  PjrtExecutable load(const std::string& bytes) const;
   size_t num_outputs(const PjrtExecutable& executable) const;
   // Copied before it returns.
   PjrtBuffer upload(PJRT_Buffer_Type type, std::span<const int64_t> dims, const void* data) const;
@@ -67,7 +73,10 @@ class PjrtClient : public std::enable_shared_from_this<PjrtClient> {
  private:
   explicit PjrtClient(const std::string& path);
   void wait(PJRT_Event* event, const char* what) const;
+  // Throws Refused if the plugin lacks an optional function.
+  void expect(bool has, const char* function) const;
 
+  std::string path_;
   const PJRT_Api* api_ = nullptr;
   PJRT_Client* client_ = nullptr;
   PJRT_Device* device_ = nullptr;

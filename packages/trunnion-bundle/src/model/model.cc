@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plugin/plugin.h"
+
 namespace trunnion::bundle {
 namespace {
 
@@ -17,6 +19,10 @@ std::pair<int, int64_t> rank_of(const Lowering& lowering) {
   }
   if (starts("pjrt-")) return {3, 0};
   return {lowering.engine == "sim" ? 5 : 4, 0};
+}
+
+bool is_compiled_at_load(const Lowering& lowering) {
+  return lowering.engine == "pjrt" && lowering.json.value("program", "") == "mlir";
 }
 
 std::vector<const Lowering*> candidates(const Contract& contract, const std::string& asked) {
@@ -37,21 +43,36 @@ Model::Model(std::string name, int64_t version, VerifiedBundle bundle)
 
 std::shared_ptr<Model> Model::load(const std::string& name, int64_t version, const std::filesystem::path& folder,
                                    const LoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   std::shared_ptr<Model> model(new Model(name, version, verify_bundle(folder)));
+  const auto verified = std::chrono::steady_clock::now();
   model->open(options);
+  LoadTimes& times = model->times_;
+  times.verify = std::chrono::duration<double>(verified - start).count();
+  for (const auto& [signature, opened] : model->signatures_) times.warm += opened->warm_seconds();
+  times.open = std::chrono::duration<double>(std::chrono::steady_clock::now() - verified).count() - times.warm;
   return model;
 }
 
 void Model::open(const LoadOptions& options) {
   std::string reasons;
+  const auto pass_over = [&](const Lowering& lowering, const std::string& reason) {
+    reasons += (reasons.empty() ? "" : "; ") + lowering.platform + ": " + reason;
+  };
   for (const Lowering* lowering : candidates(contract(), options.platform)) {
+    if (is_compiled_at_load(*lowering) && !options.allows_jit) {
+      pass_over(*lowering, "it would be compiled here, which --no-jit forbids");
+      continue;
+    }
     try {
       open_on(*lowering, options);
       platform_ = lowering->platform;
+      is_jit_ = is_compiled_at_load(*lowering);
+      passed_over_ = reasons;
       return;
     } catch (const EngineRefused& error) {
       signatures_.clear();
-      reasons += (reasons.empty() ? "" : "; ") + lowering->platform + ": " + error.what();
+      pass_over(*lowering, error.what());
     }
   }
   std::string choices;
@@ -67,9 +88,11 @@ void Model::open_on(const Lowering& lowering, const LoadOptions& options) {
                         .contract = contract().modules.at(spec.module).json.dump(), .weights = {}, .num_runners = spec.batching.options.num_runners, .settings = options.settings};
     for (const std::string& path : contract().weights) given.weights.push_back((bundle_.folder / path).string());
     try {
-      signatures_.emplace(name, std::make_unique<Signature>(contract(), spec, open_engine(library, given), bundle_.folder));
+      signatures_.emplace(name, std::make_unique<Signature>(contract(), spec, open_engine(library, given), bundle_.folder, options.allows_plugins));
     } catch (const InvalidRequest& error) {
       throw BundleError("signature " + name + ": its warm-up is refused: " + error.what());
+    } catch (const PluginFailed& error) {
+      throw BundleError("signature " + name + ": its warm-up failed: " + error.what());
     } catch (const EngineFailed& error) {
       throw BundleError("signature " + name + ": its warm-up failed: " + error.what());
     }

@@ -22,6 +22,8 @@ struct LoadOptions {
   std::filesystem::path engines;  // folder of engine_NAME.so
   std::string platform;           // "" = the first that runs here
   std::string settings = "{}";    // for engines, as JSON
+  bool allows_plugins = false;    // to run code that bundles bring
+  bool allows_jit = true;         // to compile programs when a bundle is loaded
 };
 
 // What a client may set on one request.
@@ -31,6 +33,11 @@ struct RequestOptions {
   Micros deadline = kNever;      // of the call, on the steady clock
 };
 
+// How long the parts of a load took, in seconds: reading and hashing every file; opening engines and steps; warming up.
+struct LoadTimes {
+  double verify = 0, open = 0, warm = 0;
+};
+
 class Model;
 
 // A signature of a model and all that serves it.
@@ -38,7 +45,7 @@ class Signature {
  public:
   // Opens the engine and warms it up. Throws BundleError or EngineRefused.
   Signature(const Contract& contract, const SignatureSpec& spec, std::unique_ptr<Engine> engine,
-            const std::filesystem::path& folder);
+            const std::filesystem::path& folder, bool allows_plugins);
 
   const SignatureSpec& spec() const { return spec_; }
   const Program& program() const { return program_; }
@@ -51,6 +58,7 @@ class Signature {
   std::string metrics(const std::string& labels) const;
   // Of a batch of each allowed size, in the order of the contract.
   const std::vector<Micros>& latencies() const { return latencies_; }
+  double warm_seconds() const { return warm_seconds_; }
   Metrics& counters() { return metrics_; }
 
  private:
@@ -59,7 +67,9 @@ class Signature {
   const SteadyClock clock_;
   Metrics metrics_;
   ModelExecutor executor_;
+  const Micros warm_from_;
   std::vector<Micros> latencies_;
+  const double warm_seconds_;
   std::unique_ptr<Batcher> batcher_;
 };
 
@@ -74,6 +84,11 @@ class Model {
   const Contract& contract() const { return bundle_.contract; }
   const std::string& sha256() const { return bundle_.sha256; }
   const std::string& platform() const { return platform_; }
+  // Whether its programs were compiled here, when it was loaded.
+  bool is_jit() const { return is_jit_; }
+  // Lowerings that come before it, and why they do not run here; "" if there are none.
+  const std::string& passed_over() const { return passed_over_; }
+  const LoadTimes& times() const { return times_; }
   // "" = the default; null if there is none of that name.
   Signature* find(const std::string& signature) const;
   // Refuse what comes and wait for what is here.
@@ -88,7 +103,9 @@ class Model {
   const std::string name_;
   const int64_t version_;
   const VerifiedBundle bundle_;
-  std::string platform_;
+  std::string platform_, passed_over_;
+  bool is_jit_ = false;
+  LoadTimes times_;
   std::map<std::string, std::unique_ptr<Signature>> signatures_;
 };
 

@@ -35,11 +35,13 @@ Code code_of(Refusal refusal) {
 }  // namespace
 
 Signature::Signature(const Contract& contract, const SignatureSpec& spec, std::unique_ptr<Engine> engine,
-                     const std::filesystem::path& folder)
+                     const std::filesystem::path& folder, bool allows_plugins)
     : spec_(spec),
-      program_(spec, contract.modules.at(spec.module), "bundle.json.signatures." + spec.name, folder),
+      program_(spec, contract.modules.at(spec.module), "bundle.json.signatures." + spec.name, {.folder = folder, .symbols = spec.symbols, .allows_plugins = allows_plugins}),
       executor_(contract.modules.at(spec.module), program_, std::move(engine)),
+      warm_from_(clock_.now()),
       latencies_(warm_up(spec, program_, executor_, clock_, folder)),
+      warm_seconds_(static_cast<double>(clock_.now() - warm_from_) * 1e-6),
       batcher_(std::make_unique<Batcher>(with_latencies(spec.batching.options, latencies_), executor_, clock_, metrics_)) {}
 
 bool Signature::submit(const RequestPtr& request, std::span<const WireTensor> inputs, const RequestOptions& options) {

@@ -1,6 +1,7 @@
 #include "repository/repository.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "batcher/quiet_thread.h"
 
@@ -127,6 +128,7 @@ bool Repository::try_load(const std::string& name, int64_t version, const fs::pa
       ++entry.failed_loads;
     } else {
       ++entry.loads;
+      entry.jit_loads += model->is_jit() ? 1 : 0;
       entry.is_unloaded = false;
       old = std::exchange(entry.model, model);
     }
@@ -136,7 +138,9 @@ bool Repository::try_load(const std::string& name, int64_t version, const fs::pa
     log_(what + " could not be loaded: " + reason);
     return false;
   }
-  log_(what + " is served on " + model->platform() + ", loaded in " + std::to_string(seconds) + " s");
+  std::string how = model->is_jit() ? ", compiled here," : ",";
+  if (!model->passed_over().empty()) how = " (not on " + model->passed_over() + ")" + how;
+  log_(what + " is served on " + model->platform() + how + " loaded in " + std::to_string(seconds) + " s");
   if (old != nullptr) retire(std::move(old));
   return true;
 }
@@ -215,6 +219,24 @@ std::vector<ModelState> Repository::index() const {
   return states;
 }
 
+std::string Repository::figures() const {
+  const std::lock_guard lock(mutex_);
+  nlohmann::json found = nlohmann::json::array();
+  for (const auto& [name, entry] : entries_) {
+    if (entry.model == nullptr) continue;
+    const Model& model = *entry.model;
+    nlohmann::json latencies = nlohmann::json::object();
+    for (const auto& [signature, spec] : model.contract().signatures) {
+      const auto& allowed = spec.batching.options.allowed;
+      for (size_t i = 0; i < allowed.size(); ++i) latencies[signature][std::to_string(allowed[i])] = model.find(signature)->latencies()[i];
+    }
+    found.push_back({{"model", name}, {"version", model.version()}, {"platform", model.platform()}, {"compiled_here", model.is_jit()},
+                     {"verify_seconds", model.times().verify}, {"open_seconds", model.times().open},
+                     {"warm_seconds", model.times().warm}, {"batch_microseconds", latencies}});
+  }
+  return found.dump();
+}
+
 bool Repository::is_ready() const {
   const std::lock_guard lock(mutex_);
   return !is_draining_ && std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) { return entry.second.model != nullptr; });
@@ -249,6 +271,7 @@ std::string Repository::metrics() const {
       const std::string labels = "{model=\"" + name + "\",result=";
       text += "bundle_loads_total" + labels + "\"ok\"} " + std::to_string(entry.loads) + "\n";
       text += "bundle_loads_total" + labels + "\"failed\"} " + std::to_string(entry.failed_loads) + "\n";
+      text += "bundle_jit_loads_total{model=\"" + name + "\"} " + std::to_string(entry.jit_loads) + "\n";
       if (entry.model != nullptr) models.push_back(entry.model);
     }
   }

@@ -40,6 +40,8 @@ class Repository {
   std::shared_ptr<Model> find(const std::string& name, int64_t version) const;
   std::vector<ModelState> index() const;
   bool is_ready() const;
+  // Of each model that is served, what its load took.
+  std::string figures() const;
 
   // Load what is new and committed; the first call loads everything. What cannot be loaded leaves in place what is served.
   void refresh();
@@ -60,7 +62,7 @@ class Repository {
     std::shared_ptr<Model> model;
     std::map<int64_t, std::string> attempted;  // version -> fingerprint of what was loaded, or failed
     std::map<int64_t, std::string> failures;   // version -> reason
-    uint64_t loads = 0, failed_loads = 0;
+    uint64_t loads = 0, failed_loads = 0, jit_loads = 0;
     bool is_unloaded = false;
   };
 

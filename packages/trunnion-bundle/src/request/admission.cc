@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <type_traits>
+
+#include "steps/element_checks.h"
 
 namespace trunnion::bundle {
 namespace {
@@ -11,12 +12,6 @@ namespace {
 std::string text_of(std::span<const int64_t> dims) {
   std::string text = "[";
   for (const int64_t dim : dims) text += (text.size() > 1 ? ", " : "") + std::to_string(dim);
-  return text + "]";
-}
-
-std::string text_of(const std::vector<Dim>& dims) {
-  std::string text = "[";
-  for (const Dim& dim : dims) text += (text.size() > 1 ? ", " : "") + (dim.size > 0 ? std::to_string(dim.size) : dim.symbol);
   return text + "]";
 }
 
@@ -78,36 +73,6 @@ std::vector<std::string> read_strings(const TensorSpec& spec, const WireTensor& 
     refuse(spec, "has " + std::to_string(strings.size()) + " elements, its shape " + text_of(given.shape) + " has " + std::to_string(count));
   }
   return strings;
-}
-
-// Every element against its bound; one bound or one per position of the last axis.
-void check_range(const TensorSpec& spec, const Tensor& tensor) {
-  const IndexRange& range = *spec.index_range;
-  const auto num_bounds = range.below.size();
-  const auto count = static_cast<size_t>(count_of(tensor.dims));
-  visit_type(tensor.dtype, [&](auto zero) {
-    using Element = decltype(zero);
-    const auto* elements = tensor.as<Element>();
-    for (size_t i = 0; i < count; ++i) {
-      const int64_t below = range.below[num_bounds == 1 ? 0 : i % num_bounds];
-      bool inside = false;
-      if constexpr (std::is_integral_v<Element>) {
-        inside = std::cmp_greater_equal(elements[i], range.min) && std::cmp_less(elements[i], below);
-      }
-      if (inside) continue;
-      refuse(spec, "has " + std::to_string(elements[i]) + " at element " + std::to_string(i) + ", expected " +
-                       std::to_string(range.min) + " ... " + std::to_string(below - 1));
-    }
-  });
-}
-
-void check_bools(const TensorSpec& spec, const Tensor& tensor) {
-  const auto count = static_cast<size_t>(count_of(tensor.dims));
-  for (size_t i = 0; i < count; ++i) {
-    if (tensor.as<uint8_t>()[i] > 1) {
-      refuse(spec, "has " + std::to_string(tensor.as<uint8_t>()[i]) + " at element " + std::to_string(i) + ", expected 0 or 1");
-    }
-  }
 }
 
 Tensor read_tensor_data(const TensorSpec& spec, const WireTensor& given, uint64_t count) {
@@ -193,8 +158,7 @@ void admit(const SignatureSpec& signature, std::span<const WireTensor> inputs, c
   for (size_t i = 0; i < given.size(); ++i) {
     const TensorSpec& spec = signature.inputs[i];
     Tensor tensor = read_tensor_data(spec, *given[i], counts[i]);
-    if (spec.index_range) check_range(spec, tensor);
-    if (spec.dtype == Dtype::kBool) check_bools(spec, tensor);
+    if (const std::string problem = wrong_element(tensor, spec.index_range); !problem.empty()) refuse(spec, problem);
     request.values[i] = std::move(tensor);
   }
   request.rows = sizes.rows();

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 
 #include "repository/repository.h"
@@ -33,8 +34,16 @@ sigset_t block_signals() {
 
 int serve(const Options& options, const sigset_t& signals) {
   Repository repository(options.repository,
-                        {.engines = options.engines, .platform = options.platform, .settings = options.settings}, log_line);
-  ModelService service(repository);
+                        {.engines = options.engines, .platform = options.platform, .settings = options.settings,
+                         .allows_plugins = options.allows_plugins, .allows_jit = options.allows_jit}, log_line);
+  if (options.load_only) {
+    repository.refresh();
+    std::printf("%s\n", repository.figures().c_str());
+    return repository.is_ready() ? 0 : 1;
+  }
+  std::optional<Recorder> recorder;
+  if (!options.record.empty()) recorder.emplace(options.record, options.record_limit);
+  ModelService service(repository, recorder ? &*recorder : nullptr);
   const auto grpc = start_grpc(service, options.host, options.grpc_port, options.max_message_bytes);
   const auto http = start_http(service, options.host, options.http_port, options.max_message_bytes);
   repository.refresh();

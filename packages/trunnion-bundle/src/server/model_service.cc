@@ -56,6 +56,7 @@ Target ModelService::find(const std::string& model, const std::string& version, 
 }
 
 ModelService::Pending ModelService::infer(const Call& call, std::span<const WireTensor> inputs, std::function<void(const Reply&)> reply) {
+  if (recorder_ != nullptr) recorder_->add(call, inputs);
   std::shared_ptr<Model> tried;
   for (;;) {
     const Target target = find(call.model, call.version, call.signature);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "repository/repository.h"
+#include "server/recorder.h"
 
 namespace trunnion::bundle {
 
@@ -36,7 +37,8 @@ struct Target {
 
 class ModelService {
  public:
-  explicit ModelService(Repository& repository) : repository_(repository) {}
+  // `recorder` may be null.
+  ModelService(Repository& repository, Recorder* recorder) : repository_(repository), recorder_(recorder) {}
 
   // What can still be cancelled.
   struct Pending {
@@ -56,6 +58,7 @@ class ModelService {
 
  private:
   Repository& repository_;
+  Recorder* recorder_;
 };
 
 // The dims of a tensor as metadata has them: -1 for what requests decide.

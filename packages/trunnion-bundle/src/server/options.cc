@@ -22,6 +22,11 @@ output names the ports once the models that could be loaded are ready; SIGTERM f
   --platform NAME      the lowering to run; default: the first of cuda, npu, cpu, pjrt that runs here
   --engines FOLDER     where engine_NAME.so are; default: beside this program
   --settings JSON      an object for engines, such as {"pjrt_plugin": PATH}
+  --allow-plugins      run the plugins that bundles bring: code of whoever wrote the bundle
+  --no-jit             compile nothing: of PJRT only precompiled executables run, others are refused
+  --load-only          load and warm up, print what that took as JSON, and end: 0 if a model can be served
+  --record FILE        write the first requests to FILE, for `bench --shadow`
+  --record-limit N     how many (1000)
   --poll-ms N          how often to look for new versions; 0 = at start and when asked only (1000)
   --drain-seconds N    how long SIGTERM waits for requests (30)
   --max-message-mb N   the largest request (64)
@@ -54,6 +59,8 @@ Options read_options(int count, char** arguments) {
       {"--platform", [&](auto&, auto& text) { options.platform = text; }},
       {"--engines", [&](auto&, auto& text) { options.engines = text; }},
       {"--settings", [&](auto& option, auto& text) { options.settings = json_object(option, text); }},
+      {"--record", [&](auto&, auto& text) { options.record = text; }},
+      {"--record-limit", [&](auto& option, auto& text) { options.record_limit = integer(option, text, 1, 100000000); }},
       {"--poll-ms", [&](auto& option, auto& text) { options.poll = std::chrono::milliseconds(integer(option, text, 0, 3600000)); }},
       {"--drain-seconds", [&](auto& option, auto& text) { options.drain = std::chrono::seconds(integer(option, text, 0, 86400)); }},
       {"--max-message-mb", [&](auto& option, auto& text) { options.max_message_bytes = integer(option, text, 1, 2047) << 20; }},
@@ -63,6 +70,18 @@ Options read_options(int count, char** arguments) {
     if (word == "--help" || word == "-h") {
       std::fputs(kUsage, stdout);
       std::exit(0);
+    }
+    if (word == "--allow-plugins") {
+      options.allows_plugins = true;
+      continue;
+    }
+    if (word == "--load-only") {
+      options.load_only = true;
+      continue;
+    }
+    if (word == "--no-jit") {
+      options.allows_jit = false;
+      continue;
     }
     const auto option = known.find(word);
     if (option != known.end()) {

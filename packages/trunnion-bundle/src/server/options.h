@@ -14,6 +14,10 @@ struct Options {
   std::string platform;
   std::filesystem::path engines;  // default: the folder of the program
   std::string settings = "{}";
+  bool allows_plugins = false, allows_jit = true;
+  bool load_only = false;  // print what loading took, and end
+  std::filesystem::path record;  // requests are written there; "" = nowhere
+  int record_limit = 1000;
   std::chrono::milliseconds poll{1000};  // 0 = load at start and when asked only
   std::chrono::seconds drain{30};
   int max_message_bytes = 64 << 20;

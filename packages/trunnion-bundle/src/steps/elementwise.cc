@@ -170,12 +170,13 @@ Operator make_sigmoid(ValueType input, const JsonNode& parameters) {
   return scalar_function(std::move(input), [](Scalar x) -> Scalar { return 1 / (1 + std::exp(-static_cast<double>(x))); });
 }
 
-Operator make_pad(const StepSpec& step, ValueType input, const JsonNode& parameters) {
+Operator make_pad(const StepSpec& step, ValueType input, const JsonNode& parameters, const OperatorContext& context) {
   parameters.expect_keys({"axis", "lengths", "value", "symbol"});
   if (!step.is_request) throw BundleError(parameters.place() + ": pad has scope batch, expected request");
   const auto axis = static_cast<size_t>(read_axis(parameters, input));
   const std::vector<int64_t> lengths = read_lengths(parameters);
   const double value = parameters.at("value").number();
+  input.dims[axis] = read_padded_dim(parameters, lengths, context.symbols);
   if (input.range) {
     const auto element = static_cast<int64_t>(value);
     input.range->min = std::min(input.range->min, element);
@@ -203,7 +204,8 @@ Operator make_pad(const StepSpec& step, ValueType input, const JsonNode& paramet
 
 }  // namespace
 
-Operator make_elementwise(const StepSpec& step, std::span<const ValueType> inputs, const JsonNode& parameters) {
+Operator make_elementwise(const StepSpec& step, std::span<const ValueType> inputs, const JsonNode& parameters,
+                          const OperatorContext& context) {
   const ValueType& input = inputs[0];
   if (step.op == "cast") return make_cast(input, parameters);
   if (step.op == "clip") return make_clip(input, parameters);
@@ -211,7 +213,7 @@ Operator make_elementwise(const StepSpec& step, std::span<const ValueType> input
   if (step.op == "normalize") return make_normalize(input, parameters);
   if (step.op == "mask") return make_mask(input, parameters);
   if (step.op == "sigmoid") return make_sigmoid(input, parameters);
-  return make_pad(step, input, parameters);
+  return make_pad(step, input, parameters, context);
 }
 
 }  // namespace trunnion::bundle

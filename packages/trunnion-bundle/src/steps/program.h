@@ -21,9 +21,9 @@ struct Slot {
 
 class Program {
  public:
-  // Assets of steps lie in `folder`. Throws BundleError where the steps do not fit the module.
+  // Throws BundleError where the steps do not fit the module.
   Program(const SignatureSpec& signature, const ModuleSpec& module, const std::string& place,
-          const std::filesystem::path& folder);
+          const OperatorContext& context);
 
   size_t num_slots() const { return types_.size(); }
 
@@ -55,8 +55,9 @@ class Program {
   static void run(const std::vector<Step>& steps, Values& values);
   int slot_of(const std::string& name) const;
   void add_value(const std::string& name, const ValueType& type, Origin origin);
-  void add_module(const StepSpec& step, const ModuleSpec& module, const std::string& place);
+  void add_module(const StepSpec& step, const ModuleSpec& module, const Symbols& symbols, const std::string& place);
   void check_module_input(const TensorSpec& wanted, int slot, const std::string& place) const;
+  void check_output(const TensorSpec& output, int slot, const std::string& place) const;
   void note_reads(const std::vector<int>& slots, bool in_batch, bool after_module);
 
   std::vector<std::string> names_;

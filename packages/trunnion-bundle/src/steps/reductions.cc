@@ -52,7 +52,7 @@ Operator make_pool(std::span<const ValueType> inputs, const JsonNode& parameters
   const auto axis = static_cast<size_t>(read_axis(parameters, output));
   const auto kind = static_cast<Pool>(parameters.at("kind").choice({"mean", "sum", "max", "first"}));
   if (kind == Pool::kFirst && inputs.size() == 2) parameters.at("kind").fail("a kind that takes a mask");
-  --output.num_dims;
+  output.dims.erase(output.dims.begin() + static_cast<int64_t>(axis));
   if (static_cast<int>(axis) < output.batch_axis) --output.batch_axis;
   return Operator{{std::move(output)}, [axis, kind](Inputs given) {
                     const Tensor& x = *given[0];
@@ -123,23 +123,30 @@ Operator make_softmax(const ValueType& input, const JsonNode& parameters) {
 
 Operator make_top_k(const ValueType& input, const JsonNode& parameters) {
   parameters.expect_keys({"k"});
-  if (input.num_dims == 0 || input.batch_axis == input.num_dims - 1) {
+  if (input.num_dims() == 0 || input.batch_axis == input.num_dims() - 1) {
     throw BundleError(parameters.place() + ": top_k needs a last axis that is not the batch's");
   }
-  const int64_t k = parameters.at("k").integer(1, kMaxSize);
-  ValueType indices = input;
+  const int64_t size = input.dims.back().size;
+  if (size == 0) throw BundleError(parameters.place() + ": top_k needs one size of the last axis in all requests, not " + input.dims.back().symbol);
+  const int64_t k = parameters.at("k").integer(1, size);
+  ValueType values = input;
+  values.dims.back().size = k;
+  // Bounds by column do not survive a new order.
+  values.range.reset();
+  ValueType indices = values;
   indices.dtype = Dtype::kInt64;
-  indices.range.reset();
-  return Operator{{input, indices}, [k](Inputs given) {
+  indices.range = IndexRange{0, {size}};
+  return Operator{{values, indices}, [k, size](Inputs given) {
                     const Tensor& x = *given[0];
-                    const int64_t size = x.dims.back();
-                    if (k > size) throw InvalidRequest("the last axis has " + std::to_string(size) + " positions, top_k needs " + std::to_string(k));
+                    if (x.dims.back() != size) {
+                      throw InvalidRequest("the last axis has " + std::to_string(x.dims.back()) + " positions, expected " + std::to_string(size));
+                    }
                     std::vector<int64_t> dims = x.dims;
                     dims.back() = k;
                     std::vector<Tensor> results;
                     results.push_back(make_tensor(x.dtype, dims));
                     results.push_back(make_tensor(Dtype::kInt64, dims));
-                    const int64_t rows = size == 0 ? 0 : count_of(x.dims) / size;
+                    const int64_t rows = count_of(x.dims) / size;
                     std::vector<int64_t> order(static_cast<size_t>(size));
                     for (int64_t row = 0; row < rows; ++row) {
                       std::iota(order.begin(), order.end(), 0);

@@ -120,10 +120,10 @@ void WordPiece::add_pieces(std::u32string_view word, std::vector<int64_t>& ids) 
 }
 
 Operator make_word_piece(const StepSpec& step, std::span<const ValueType> inputs, const JsonNode& parameters,
-                         const std::filesystem::path& folder) {
+                         const OperatorContext& context) {
   parameters.expect_keys({"vocabulary", "vocabulary_size", "lowercase", "lengths", "symbol", "max_chars_per_word"});
   if (!step.is_request) throw BundleError(parameters.place() + ": word_piece has scope batch, expected request");
-  if (inputs[0].dtype != Dtype::kBytes || inputs[0].num_dims != 1) {
+  if (inputs[0].dtype != Dtype::kBytes || inputs[0].num_dims() != 1) {
     throw BundleError(parameters.place() + ": word_piece takes BYTES of one dim, the batch");
   }
   const size_t num_outputs = step.outputs.size();
@@ -133,11 +133,12 @@ Operator make_word_piece(const StepSpec& step, std::span<const ValueType> inputs
   const int64_t size = parameters.at("vocabulary_size").integer(1, kMaxSize);
   const std::vector<int64_t> lengths = read_lengths(parameters);
   if (lengths.back() < 2) parameters.at("lengths").fail("a length that holds [CLS] and [SEP]");
-  const auto tokenizer = std::make_shared<const WordPiece>(folder / vocabulary, size, parameters.at("lowercase").boolean(),
+  const auto tokenizer = std::make_shared<const WordPiece>(context.folder / vocabulary, size, parameters.at("lowercase").boolean(),
                                                            parameters.at("max_chars_per_word").integer(1, kMaxSize));
   Operator made;
+  const std::vector<Dim> dims = {inputs[0].dims[0], read_padded_dim(parameters, lengths, context.symbols)};
   for (const int64_t below : {size, int64_t{2}, int64_t{1}}) {
-    if (made.outputs.size() < num_outputs) made.outputs.push_back({Dtype::kInt64, 2, 0, IndexRange{0, {below}}});
+    if (made.outputs.size() < num_outputs) made.outputs.push_back({Dtype::kInt64, dims, 0, IndexRange{0, {below}}});
   }
   made.run = [tokenizer, lengths, num_outputs](std::span<const Tensor* const> given) {
     std::vector<std::vector<int64_t>> rows;

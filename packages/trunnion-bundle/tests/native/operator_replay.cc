@@ -42,12 +42,18 @@ json run(const json& given) {
   std::vector<Tensor> inputs;
   for (const json& input : given.at("inputs")) {
     inputs.push_back(read_input(input));
-    types.push_back({inputs.back().dtype, static_cast<int>(inputs.back().dims.size()), 0, {}});
+    ValueType& type = types.emplace_back(ValueType{inputs.back().dtype, {}, 0, {}});
+    for (const int64_t size : inputs.back().dims) type.dims.push_back(Dim{.size = size, .symbol = ""});
   }
   std::vector<const Tensor*> views;
   for (const Tensor& input : inputs) views.push_back(&input);
+  OperatorContext context{.folder = given.at("folder").get<std::string>(), .symbols = {}};
+  if (step.parameters.contains("lengths")) {
+    const json& lengths = step.parameters.at("lengths");
+    context.symbols["length"] = Bounds{lengths.front(), lengths.back()};
+  }
   json outputs = json::array();
-  for (const Tensor& output : make_operator(step, types, "step", given.at("folder").get<std::string>()).run(views)) {
+  for (const Tensor& output : make_operator(step, types, "step", context).run(views)) {
     outputs.push_back({{"dtype", name_of(output.dtype)}, {"dims", output.dims}, {"data", to_hex(output.data.data(), output.data.size())}});
   }
   return outputs;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,11 +113,22 @@ def lowering_of(contract: dict[str, Any]) -> dict[str, Any]:
     return lowering
 
 
+def as_on(device: str, arch: str) -> Callable[[dict[str, Any]], None]:
+    """The lowering as one for another device."""
+
+    def change(contract: dict[str, Any]) -> None:
+        ((_, lowering),) = contract["lowerings"].items()
+        contract["lowerings"] = {f"{device}-{arch}": {**lowering, "device": device, "device_arch": arch, "isa": []}}
+
+    return change
+
+
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "processor": (lambda c: lowering_of(c)["isa"].append("zz_none"), "this processor has no zz_none"),
     "torch": (lambda c: lowering_of(c).update(torch_version="1.0.0"), "compiled by torch 1.0.0, this engine has 2."),
     "machine": (lambda c: lowering_of(c).update(machine="s390x"), "compiled for s390x, this machine is"),
-    "device": (lambda c: lowering_of(c).update(device="cuda"), "no device cuda; it has cpu"),
+    "device": (as_on("cuda", "sm90"), "no device cuda; it has cpu"),
+    "another device": (as_on("npu", "ascend910b"), "no device npu; it has cpu"),
     "constant-missing": (lambda c: module_of(c)["constants"].pop("offsets"), "bundle.json differ: offsets"),
     "constant-unknown": (lambda c: module_of(c)["constants"].update(more="offsets"), "bundle.json differ: more"),
     "weight-missing": (lambda c: module_of(c)["constants"].update(offsets="none"), "no file of weights has none"),
@@ -132,6 +144,20 @@ def test_what_cannot_run_here_is_refused_with_the_reason(
     edit_contract(change)(tmp_path / "dlrm" / "1")
     with serving(programs, tmp_path) as server:
         line = server.wait_for_line("could not be loaded")
-        assert "no lowering runs here: cpu-" in line and text in line, line
+        assert re.search("no lowering runs here: (cpu|cuda|npu)-", line) and text in line, line
         assert server.process.poll() is None
         assert json.loads(server.get("/v2"))["name"] == "trunnion-serve-bundle"
+
+
+@pytest.mark.parametrize(
+    ("library", "text"),
+    [("none.so", "the library of device npu cannot be loaded: none.so"), ("libm.so.6", "no device npu; it has cpu")],
+)
+def test_a_library_that_brings_no_device_is_refused(
+    programs: Path, ranker: Path, tmp_path: Path, library: str, text: str
+) -> None:
+    shutil.copytree(ranker, tmp_path / "dlrm" / "1")
+    edit_contract(as_on("npu", "ascend910b"))(tmp_path / "dlrm" / "1")
+    settings = json.dumps({"aoti_device_library": library, "aoti_device_arch": "ascend910b"})
+    with serving(programs, tmp_path, "--settings", settings) as server:
+        assert text in server.wait_for_line("no lowering runs here: npu-ascend910b")

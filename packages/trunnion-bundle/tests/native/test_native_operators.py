@@ -116,12 +116,12 @@ def test_computes_what_python_computes(programs: Path, name: str) -> None:
             "invalid",
             "has 3 positions, at most 2",
         ),
-        ("top_k", {"k": 9}, (X,), "invalid", "has 4 positions, top_k needs 9"),
+        ("top_k", {"k": 9}, (X,), "refused", "k is 9, expected an integer from 1 to 4"),
         ("hash_mod", {"rows": [1, 2], "seed": 0}, (IDS,), "invalid", "is not the 2 that hash_mod"),
         ("softmax", {"axis": 0}, (X,), "refused", "another axis than the batch's"),
         ("softmax", {"axis": 1}, (IDS,), "refused", "takes FP32 or FP64, not INT64"),
         ("clip", {"min": 1}, (X,), "refused", 'has no "max"'),
-        ("plugin", {}, (X,), "refused", "does not have the operator plugin"),
+        ("plugin", {}, (X,), "refused", 'parameters has no "configuration"'),
     ],
 )
 def test_refuses_by_name(

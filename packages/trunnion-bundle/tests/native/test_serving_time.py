@@ -111,11 +111,15 @@ def test_neighbours_in_a_batch_do_not_see_each_other(programs: Path, tmp_path: P
             calls = [caller.start(rows) for rows in values]
             spoilt = caller.start([float("nan")])
             wrong = caller.stub.ModelInfer.future(service_pb2.ModelInferRequest(model_name="echo"), timeout=20)
+            # A shape that says more than the bytes: whoever believed it would read the neighbours.
+            cut = request([1.0])
+            cut.inputs[0].shape[0] = 8
+            short = caller.stub.ModelInfer.future(cut, timeout=20)
             long = caller.start([float(row) for row in range(70)])
             for rows, call in zip(values, calls, strict=True):
                 assert result(call) == rows
             assert np.isnan(result(spoilt)).all()
-            assert wrong.exception().code() == Code.INVALID_ARGUMENT
+            assert wrong.exception().code() == short.exception().code() == Code.INVALID_ARGUMENT
             assert result(long) == [float(row) for row in range(70)]
 
 

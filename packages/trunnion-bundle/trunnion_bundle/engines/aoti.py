@@ -20,7 +20,7 @@ from trunnion_bundle.weights import key_to_file
 if TYPE_CHECKING:
     import torch
 
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda", "npu")
 _OPENING = threading.Lock()
 """Libraries are opened one at a time: constructors of AOTInductor's runners race with one another."""
 
@@ -45,7 +45,23 @@ def refusal(lowering: AotiLowering) -> str:
             return f"torch {torch.__version__} finds no CUDA device"
         arch = "sm{}{}".format(*torch.cuda.get_device_capability())
         return "" if arch == lowering.device_arch else f"compiled for {lowering.device_arch}; here is {arch}"
-    return ""
+    return npu_refusal(lowering.device_arch) if lowering.device == "npu" else ""
+
+
+def npu_refusal(arch: str | None) -> str:
+    """Why no NPU of `arch` can be used here, or ""."""
+    if importlib.util.find_spec("torch_npu") is None:
+        return "torch_npu is not installed"
+    import torch
+    import torch_npu
+
+    if not torch_npu.npu.is_available():
+        return f"torch_npu {torch_npu.__version__} finds no NPU"
+    if not hasattr(torch._C._aoti, "AOTIModelContainerRunnerNpu"):
+        return f"torch_npu {torch_npu.__version__} has no AOTIModelContainerRunnerNpu"
+    # "Ascend910B2": kinds of one generation run the same code.
+    found = torch_npu.npu.get_device_name().lower()
+    return "" if arch is not None and found.startswith(arch) else f"compiled for {arch}; here is {found}"
 
 
 def open_runner(library: Path, device: str) -> Any:
@@ -55,6 +71,8 @@ def open_runner(library: Path, device: str) -> Any:
     with _OPENING:
         if device == "cuda":
             return torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), 1, device, str(library.parent))
+        if device == "npu":
+            return torch._C._aoti.AOTIModelContainerRunnerNpu(str(library), 1, device)
         return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
 
 
