@@ -5,8 +5,9 @@ Each section runs in a process of its own. Absolute figures are this machine's; 
 * boundary: one `execute` of the contract with an executor that computes nothing, beside a bare Python callable.
 * exec: the host's share of a replayed decode step on a null device: boundary, copy, plan, launch.
 * operators: native operators beside torch's, one by one, at the sizes of SmolLM2 and with every set of kernels.
-* attention: this package's paged attention beside the reference's, same steps, same caches.
+* attention: native paged attention beside this package's own in torch, same steps, same caches.
 * decode: SmolLM2 in bfloat16 with native operators beside the same package without them.
+* threads: steps while other processes keep cores busy, beside quiet ones; native threads beside torch's OpenMP.
 * speed: SmolLM2 in bfloat16 through the C++ host beside `transformers`, in turn, same prompts, same threads.
 
 With `--peers all` (or names) other engines are measured beside trunnion instead; `--peers --help` says more.
@@ -23,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SECTIONS = ("boundary", "exec", "operators", "attention", "decode", "speed")
+SECTIONS = ("boundary", "exec", "operators", "attention", "decode", "threads", "speed")
 HERE = Path(__file__).resolve().parent
 
 

@@ -1,4 +1,4 @@
-"""Times this package's paged attention beside the reference's: plan and run, same steps, same caches, in turn."""
+"""Times native paged attention beside this package's own in torch: plan and run, same steps, same caches, in turn."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 
 from trunnion.contract import BatchCounts, BatchTensors, GroupTensors
 from trunnion.interfaces.attention import AttentionGroup, AttentionSpec, StepInputs
-from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion_cpu.attention import CpuAttentionGroup
+from trunnion_cpu.native import Native, native
+from trunnion_cpu.native_attention import NativeAttentionGroup
 
 BLOCK_SIZE, LAYERS = 16, 30
 
@@ -27,8 +28,11 @@ class Step:
 
 
 STEPS = (
-    Step("prefill 512", ((0, 512),)),
-    Step("chunk 128 after 512", ((512, 128),)),
+    Step("prefill 1024", ((0, 1024),)),
+    Step("8 prefills of 32", ((0, 32),) * 8),
+    Step("chunk 128 after 4096", ((4096, 128),)),
+    Step("chunk 8 after 4096", ((4096, 8),)),
+    Step("decode 1 at 4096", ((4096, 1),)),
     Step("decode 1 at 512", ((512, 1),)),
     Step("decode 32 at 256 to 512", tuple((256 + 8 * index, 1) for index in range(32))),
     Step("mixed 8 decodes, 128 prefill", (*((512, 1),) * 8, (0, 128))),
@@ -36,7 +40,9 @@ STEPS = (
 
 
 def main(rounds: int) -> dict[str, dict[str, float]]:
-    results = {}
+    results: dict[str, dict[str, float]] = {}
+    if not isinstance(native(), Native):
+        return results
     for dtype in (torch.float32, torch.bfloat16):
         spec = AttentionSpec(num_qo_heads=9, num_kv_heads=3, head_dim=64, scale=0.125, dtype=dtype)
         for step in STEPS:
@@ -51,7 +57,7 @@ def _compare(spec: AttentionSpec, step: Step, rounds: int) -> dict[str, float]:
     tokens = inputs.counts.num_tokens
     q = torch.randn(tokens, spec.num_qo_heads, spec.head_dim).to(spec.dtype)
     k, v = (torch.randn(tokens, spec.num_kv_heads, spec.head_dim).to(spec.dtype) for _ in range(2))
-    groups = [_bind(cls, spec, num_blocks) for cls in (CpuAttentionGroup, ReferenceAttentionGroup)]
+    groups = [_bind(cls, spec, num_blocks) for cls in (NativeAttentionGroup, CpuAttentionGroup)]
     times: list[list[float]] = [[], []]
     for _ in range(rounds + 1):
         for index, group in enumerate(groups):
@@ -60,8 +66,8 @@ def _compare(spec: AttentionSpec, step: Step, rounds: int) -> dict[str, float]:
             for layer in range(LAYERS):
                 group.run(layer, q, k, v)
             times[index].append((time.perf_counter() - started) * 1e3)
-    own, reference = (statistics.median(values[1:]) for values in times)
-    return {"ms": own, "reference ms": reference, "times faster": reference / own}
+    own, other = (statistics.median(values[1:]) for values in times)
+    return {"ms": own, "torch ms": other, "times faster": other / own}
 
 
 def _bind(cls: type[AttentionGroup], spec: AttentionSpec, num_blocks: int) -> AttentionGroup:

@@ -52,6 +52,22 @@ CASES = {
     "several-queries": Case(requests=((5, 3, 0, 0), (80, 3, 0, 0), (64, 2, 0, 0))),
     "several-queries-window": Case(requests=((5, 3, 0, 0), (80, 3, 0, 0)), window=2),
     "queries-without-a-slot": Case(requests=((80, 4, 0, 2), (66, 3, 0, 1))),
+    "prefill": Case(requests=((7, 7, 0, 0), (200, 200, 0, 0))),
+    "prefill-mha": Case(requests=((65, 65, 0, 0),), q_heads=3, kv_heads=3),
+    "prefill-of-many-queries-to-a-head": Case(requests=((64, 64, 0, 0),), q_heads=71, kv_heads=1, head_dim=8),
+    "chunk": Case(requests=((300, 63, 0, 0), (129, 64, 0, 0)), head_dim=64),
+    "chunk-after-dropped": Case(requests=((150, 40, 48, 0),)),
+    "chunk-window": Case(requests=((150, 40, 0, 0), (300, 100, 96, 0)), window=33),
+    "chunk-window-of-one": Case(requests=((90, 40, 0, 0),), window=1),
+    "chunk-soft-cap": Case(requests=((90, 40, 0, 0),), soft_cap=3.0),
+    "chunk-sinks": Case(requests=((90, 40, 0, 0), (130, 130, 0, 0)), sinks=True),
+    "chunk-sinks-window-soft-cap": Case(requests=((190, 90, 0, 0),), sinks=True, window=17, soft_cap=5.0),
+    "chunk-without-slots-at-the-end": Case(requests=((80, 30, 0, 7), (66, 20, 0, 20)), sinks=True),
+    "mixed": Case(requests=((70, 1, 0, 0), (1, 1, 0, 0), (90, 3, 0, 0), (40, 40, 0, 0), (100, 17, 0, 0))),
+    "chunk-odd-heads": Case(requests=((70, 33, 0, 0),), head_dim=5, block_size=3),
+    "chunk-heads-of-20": Case(requests=((70, 33, 0, 0),), head_dim=20),
+    "chunk-heads-of-72": Case(requests=((70, 33, 0, 0),), head_dim=72),
+    "chunk-heads-of-512": Case(requests=((70, 33, 0, 0),), head_dim=512, q_heads=2, kv_heads=1),
 }
 
 
@@ -88,11 +104,11 @@ class Step:
 
     def attend(self) -> torch.Tensor:
         case = self.case
-        plan = operators().plan_decodes(
+        plan = operators().plan_attention(
             self.query_start_loc, self.seq_lens, self.kv_start, self.slots, len(case.requests), case.window
         )
         out = torch.full_like(self.q, float("nan"))
-        operators().attend_decodes(
+        operators().attend(
             self.q, self.k_cache, self.v_cache, self.table, plan, 0.3, case.window, case.soft_cap, self.sinks, out
         )
         return out
@@ -122,7 +138,7 @@ class Step:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_decodes_over_a_paged_cache(name: str, dtype: torch.dtype, check: Check, threads: int) -> None:
+def test_attention_over_a_paged_cache(name: str, dtype: torch.dtype, check: Check, threads: int) -> None:
     step = Step(CASES[name], dtype)
     found, live = step.attend(), step.live_rows()
     check(found[live], step.expected()[live])
@@ -138,8 +154,8 @@ def test_queries_are_read_where_they_lie(dtype: torch.dtype, check: Check) -> No
     step.q = heads
     found = torch.empty(step.q.shape, dtype=dtype)
     case = step.case
-    plan = operators().plan_decodes(step.query_start_loc, step.seq_lens, step.kv_start, step.slots, 3, 0)
-    operators().attend_decodes(
+    plan = operators().plan_attention(step.query_start_loc, step.seq_lens, step.kv_start, step.slots, 3, 0)
+    operators().attend(
         heads, step.k_cache, step.v_cache, step.table, plan, 0.3, case.window, case.soft_cap, None, found
     )
     assert torch.equal(found, expected)
@@ -164,7 +180,6 @@ def _rotated(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.
     return torch.cat((turned.flatten(-2), rest), dim=-1)
 
 
-@pytest.mark.parametrize("returns_k", [False, True], ids=["keeps-k", "returns-k"])
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "interleaved", "section"),
     [
@@ -180,7 +195,6 @@ def _rotated(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.
 def test_rotation_and_cache_writes(
     dtype: torch.dtype,
     check: Check,
-    returns_k: bool,
     head_dim: int,
     rotary_dim: int,
     interleaved: bool,
@@ -202,16 +216,12 @@ def test_rotation_and_cache_writes(
         slots = torch.randperm(max(tokens, 1) * 2)[:tokens].to(torch.int32)
         slots[1::4] = -1
         caches = [torch.full((max(tokens, 1), 2, 3, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
-        found_q, found_k = operators().rotate_and_write_cache(
-            q, k, v, positions, cos_sin, interleaved, section, slots, *caches, returns_k
-        )
+        found_q = operators().rotate_and_write_cache(q, k, v, positions, cos_sin, interleaved, section, slots, *caches)
         axes = [run % 3 for run, pairs in enumerate(section) for _ in range(pairs)] or None
         where = positions[:tokens, axes] if axes else positions[:tokens, None].expand(-1, rotary_dim // 2)
         angles = where.double() * frequencies
         check(found_q[:tokens], _rotated(q[:tokens].double(), angles, interleaved))
         expected_k = _rotated(k[:tokens].double(), angles, interleaved)
-        if returns_k:
-            check(found_k[:tokens], expected_k)
         kept = slots >= 0
         by_token = [cache.view(-1, 3, head_dim) for cache in caches]
         check(by_token[0][slots[kept].long()], expected_k[kept])
@@ -234,4 +244,4 @@ def test_what_lies_outside_is_named() -> None:
     table = torch.zeros(10, 8)
     positions = torch.tensor([3, 10], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="position 10 of a table of 10"):
-        operators().rotate_and_write_cache(k, k, k, positions, table, False, [], slots - 1, *caches, False)
+        operators().rotate_and_write_cache(k, k, k, positions, table, False, [], slots - 1, *caches)

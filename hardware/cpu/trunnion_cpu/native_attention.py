@@ -1,11 +1,11 @@
-"""Paged attention by the native operators: decodes read the cache as it lies, rotation is done on the way there."""
+"""Paged attention by the native operators: the cache is read as it lies, rotation is done on the way there."""
 
 from __future__ import annotations
 
 import torch
 
 from trunnion.interfaces.attention import AttentionSpec, GroupSpec, Rotation, StepInputs
-from trunnion_cpu.attention import CpuAttentionGroup
+from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion_cpu.kernels.native import DTYPES
 
 MAX_HEAD_DIM = 512
@@ -23,8 +23,8 @@ def why_not_native(spec: AttentionSpec) -> str | None:
     return None
 
 
-class NativeAttentionGroup(CpuAttentionGroup):
-    """Decodes and cache writes by `torch.ops.trunnion_cpu`, requests with a longer query as `CpuAttentionGroup`."""
+class NativeAttentionGroup(ReferenceAttentionGroup):
+    """Attention and cache writes by `torch.ops.trunnion_cpu`; keys of the step itself come from the cache, too."""
 
     rotates = True
 
@@ -35,14 +35,8 @@ class NativeAttentionGroup(CpuAttentionGroup):
     def plan(self, step: StepInputs) -> None:
         host, counts = step.host, step.counts
         meta = self.tensors(host)
-        self._prefills = self.plan_prefills(step) if counts.num_reqs > counts.num_decodes else []
-        self._decode_plan = torch.ops.trunnion_cpu.plan_decodes(
-            host.query_start_loc,
-            host.seq_lens,
-            meta.kv_start,
-            meta.slot_mapping,
-            counts.num_decodes,
-            self.spec.window or 0,
+        self._plan = torch.ops.trunnion_cpu.plan_attention(
+            host.query_start_loc, host.seq_lens, meta.kv_start, meta.slot_mapping, counts.num_reqs, self._settings[1]
         )
         self._block_table = meta.block_table
         self._slots = meta.slot_mapping
@@ -64,17 +58,10 @@ class NativeAttentionGroup(CpuAttentionGroup):
         if rotation is None:
             torch.ops.trunnion_cpu.write_cache(k, v, self._slots, keys, values)
         else:
-            q, k = torch.ops.trunnion_cpu.rotate_and_write_cache(
-                q, k, v, *rotation, self._slots, keys, values, bool(self._prefills)
-            )
+            q = torch.ops.trunnion_cpu.rotate_and_write_cache(q, k, v, *rotation, self._slots, keys, values)
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype)
         if self._live_tokens < out.shape[0]:
             out[self._live_tokens :] = 0
-        torch.ops.trunnion_cpu.attend_decodes(
-            q, keys, values, self._block_table, self._decode_plan, *self._settings, sinks, out
-        )
-        if self._prefills:
-            rows = [cache.view(-1, *cache.shape[2:]) for cache in (keys, values)]
-            self.run_prefills(q, k, v, rows[0], rows[1], sinks, out)
+        torch.ops.trunnion_cpu.attend(q, keys, values, self._block_table, self._plan, *self._settings, sinks, out)
         return out

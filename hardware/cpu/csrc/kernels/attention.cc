@@ -2,12 +2,12 @@
 //
 // Query heads that share a KV head, and the queries of one request, are rows of one product with each key.
 #include "kernels_of_isa.h"
+#include "paged_keys.h"
 #include "products.h"
 
 namespace trunnion_cpu::TRUNNION_ISA {
 namespace {
 
-constexpr int kTile = 64;  // keys whose scores are kept at once
 constexpr int kMaxRows = 4;
 constexpr int kVectors = kManyRegisters ? 4 : 2;  // of an output row, kept in registers
 constexpr float kNone = -__builtin_inff();
@@ -42,11 +42,8 @@ TRUNNION_INLINE Floats sums_of(Floats (&values)[kLanes]) {
 }
 
 template <class Type>
-struct Tile {
-  const typename Type::Stored* keys[kTile];
-  const typename Type::Stored* values[kTile];
-  int64_t first, count;  // numbers of keys
-  alignas(64) float scores[kMaxRows][kTile];
+struct Tile : PagedKeys<typename Type::Stored> {
+  alignas(64) float scores[kMaxRows][kTileKeys];
 };
 
 // State of kMaxRows rows of one item.
@@ -57,20 +54,6 @@ struct RowsState {
   float largest[kMaxRows], total[kMaxRows];
   int64_t own_key[kMaxRows];
 };
-
-template <class Type>
-void find_keys(const AttendArgs& args, const int32_t* table, int64_t head, Tile<Type>& tile) {
-  using Stored = typename Type::Stored;
-  const int64_t token = args.kv_heads * args.head_dim;
-  for (int64_t i = 0; i < kTile; ++i) {
-    // Past the end the last key stands again: its scores are hidden.
-    const int64_t key = tile.first + (i < tile.count ? i : tile.count - 1);
-    const int64_t block = table[key / args.block_size];
-    const int64_t within = key % args.block_size * token + head * args.head_dim;
-    tile.keys[i] = static_cast<const Stored*>(args.k_cache) + block * args.k_block_stride + within;
-    tile.values[i] = static_cast<const Stored*>(args.v_cache) + block * args.v_block_stride + within;
-  }
-}
 
 template <class Type>
 TRUNNION_INLINE Floats scores_of(const Tile<Type>& tile, int64_t first, const typename Type::X* q, int64_t size) {
@@ -101,7 +84,7 @@ void weigh(const AttendArgs& args, Tile<Type>& tile, RowsState<Type>& rows, int 
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   Floats largest = broadcast(kNone);
-  for (int i = 0; i < kTile; i += kLanes) {
+  for (int i = 0; i < kTileKeys; i += kLanes) {
     Floats value = load(scores + i) * args.scale;
     if (args.soft_cap > 0) {
       const Floats power = exp_of(value * (2.0f / args.soft_cap));
@@ -115,11 +98,11 @@ void weigh(const AttendArgs& args, Tile<Type>& tile, RowsState<Type>& rows, int 
   const float before = rows.largest[row], tile_largest = largest_of(largest);
   const float now = tile_largest > before ? tile_largest : before;
   if (now == kNone) {
-    for (int i = 0; i < kTile; i += kLanes) store(scores + i, Floats{});
+    for (int i = 0; i < kTileKeys; i += kLanes) store(scores + i, Floats{});
     return;
   }
   Floats total = {};
-  for (int i = 0; i < kTile; i += kLanes) {
+  for (int i = 0; i < kTileKeys; i += kLanes) {
     const Floats score = load(scores + i);
     const Floats weight = score == kNone ? Floats{} : exp_of(score - now);
     store(scores + i, weight);
@@ -175,11 +158,11 @@ template <class Type, int kRows>
 void rows_over_keys(const AttendArgs& args, const int32_t* table, int64_t head, int64_t first, int64_t end,
                     RowsState<Type>& rows) {
   Tile<Type> tile;
-  for (tile.first = first; tile.first < end; tile.first += kTile) {
-    tile.count = end - tile.first < kTile ? end - tile.first : kTile;
-    find_keys(args, table, head, tile);
+  for (tile.first = first; tile.first < end; tile.first += kTileKeys) {
+    tile.count = end - tile.first < kTileKeys ? end - tile.first : kTileKeys;
+    find_keys<typename Type::Stored>(args, table, head, tile);
     for (int r = 0; r < kRows; ++r) {
-      for (int i = 0; i < kTile; i += kLanes) {
+      for (int i = 0; i < kTileKeys; i += kLanes) {
         store(tile.scores[r] + i, scores_of(tile, i, rows.q[r], args.head_dim));
       }
       weigh(args, tile, rows, r);
@@ -205,12 +188,11 @@ void block_of_rows(const AttendArgs& args, int64_t request, int64_t part, int64_
   }
   const int64_t begin = of.first_key + part * args.keys_per_part;
   const int64_t end = begin + args.keys_per_part < of.end_key ? begin + args.keys_per_part : of.end_key;
-  const int32_t* table = args.block_table + request * args.block_table_stride;
   switch (count) {
-    case 1: rows_over_keys<Type, 1>(args, table, head, begin, end, rows); break;
-    case 2: rows_over_keys<Type, 2>(args, table, head, begin, end, rows); break;
-    case 3: rows_over_keys<Type, 3>(args, table, head, begin, end, rows); break;
-    default: rows_over_keys<Type, 4>(args, table, head, begin, end, rows); break;
+    case 1: rows_over_keys<Type, 1>(args, of.table, head, begin, end, rows); break;
+    case 2: rows_over_keys<Type, 2>(args, of.table, head, begin, end, rows); break;
+    case 3: rows_over_keys<Type, 3>(args, of.table, head, begin, end, rows); break;
+    default: rows_over_keys<Type, 4>(args, of.table, head, begin, end, rows); break;
   }
   float* out = args.parts + (((of.first_part + part) * args.kv_heads + head) * args.most_rows + first) * (size + 2);
   for (int64_t r = 0; r < count; ++r, out += size + 2) {

@@ -96,7 +96,6 @@ struct GatedArgs {
 struct RotateArgs {
   RowPlaces q, k, v;  // row token * heads + head of each; q's data is null where nothing rotates
   void* q_out;        // [tokens, q_heads, head_dim]: rotated
-  void* k_out;        // [tokens, kv_heads, head_dim]: rotated, or null
   int64_t q_heads, kv_heads, head_dim;
   const int32_t* positions;  // [tokens, axes]; null: nothing rotates
   int64_t axes;
@@ -113,6 +112,7 @@ struct RotateArgs {
 
 // One request's queries and the keys they see. Keys are numbered from the first that the block table names.
 struct AttendRequest {
+  const int32_t* table;         // its blocks
   int64_t first_row, num_rows;  // of q and out
   int64_t first_key, end_key;   // any of its queries sees keys within
   int64_t own_key;              // of its first query; query i's is own_key + i
@@ -120,18 +120,25 @@ struct AttendRequest {
   int64_t num_parts;
 };
 
+// Some queries of a request, as an item takes them.
+struct AttendBlock {
+  const int32_t* table;
+  int64_t first_row, num_queries;
+  int64_t first_key, end_key, own_key;
+};
+
 struct AttendArgs {
   RowPlaces q;          // row token * q_heads + head
   const void* k_cache;  // [blocks, block_size, kv_heads, head_dim]
   const void* v_cache;
   int64_t k_block_stride, v_block_stride;
-  const int32_t* block_table;  // [requests, block_table_stride]
-  int64_t block_table_stride, block_size;
+  int64_t block_size;
   int64_t q_heads, kv_heads, head_dim;
   float scale, soft_cap;  // 0: no cap
   int64_t window;         // 0: none
   const float* sinks;     // [q_heads] or null
-  const AttendRequest* requests;
+  const AttendBlock* blocks;        // of requests with many queries
+  const AttendRequest* requests;    // with few
   int64_t num_requests, keys_per_part;
   float* parts;  // [num_parts, kv_heads, most_rows, head_dim + 2]: sums of values, largest score, sum of weights
   int64_t most_rows;
@@ -140,6 +147,14 @@ struct AttendArgs {
 };
 
 constexpr int64_t kMaxHeadDim = 512;
+constexpr int kTileKeys = 64;
+constexpr int kTileRows = 6;
+
+// Bytes that `attend_tiles` needs of whoever calls it, for items of at most `rows` rows.
+constexpr int64_t tile_bytes(int64_t rows, int64_t head_dim) {
+  const int64_t width = (head_dim + 15) / 16 * 16, filled = rows + kTileRows - 1;
+  return 4 * (2 * kTileKeys * width + filled * (2 * width + 2));
+}
 
 // Ranges are of rows (prepare, quantise, spread, norm, gated), tokens (rotate) or items, each of which one thread computes.
 struct Kernels {
@@ -160,6 +175,8 @@ struct Kernels {
   void (*rotate)(const RotateArgs& args, int64_t first, int64_t last);
   void (*attend)(const AttendArgs& args, int64_t first, int64_t last);  // items: part * kv_heads + kv_head
   void (*merge)(const AttendArgs& args, int64_t first, int64_t last);   // requests
+  // Items: block * kv_heads + kv_head. `memory` is this thread's own, of tile_bytes().
+  void (*attend_tiles)(const AttendArgs& args, void* memory, int64_t first, int64_t last);
 };
 
 namespace portable {

@@ -21,5 +21,6 @@ void silu_and_mul(const GatedArgs& args, int64_t first, int64_t last);
 void rotate(const RotateArgs& args, int64_t first, int64_t last);
 void attend(const AttendArgs& args, int64_t first, int64_t last);
 void merge(const AttendArgs& args, int64_t first, int64_t last);
+void attend_tiles(const AttendArgs& args, void* memory, int64_t first, int64_t last);
 
 }  // namespace trunnion_cpu::TRUNNION_ISA

@@ -64,19 +64,16 @@ void tokens(const RotateArgs& args, int64_t first, int64_t last) {
       turn(args, row_at<T>(args.q, row), static_cast<T*>(args.q_out) + row * size, cos, sin);
     }
     const int64_t slot = args.slots[token];
-    for (int64_t head = 0; head < args.kv_heads; ++head) {
+    for (int64_t head = 0; slot >= 0 && head < args.kv_heads; ++head) {
       const int64_t row = token * args.kv_heads + head, cached = slot * args.kv_heads + head;
       const T* key = row_at<T>(args.k, row);
-      T* rotated = args.k_out == nullptr ? nullptr : static_cast<T*>(args.k_out) + row * size;
-      T* stored = slot < 0 ? rotated : static_cast<T*>(args.k_cache) + cached * size;
-      if (stored == nullptr) continue;
+      T* stored = static_cast<T*>(args.k_cache) + cached * size;
       if (rotates) {
         turn(args, key, stored, cos, sin);
       } else {
         memcpy(stored, key, bytes);
       }
-      if (rotated != nullptr && rotated != stored) memcpy(rotated, stored, bytes);
-      if (slot >= 0) memcpy(static_cast<T*>(args.v_cache) + cached * size, row_at<T>(args.v, row), bytes);
+      memcpy(static_cast<T*>(args.v_cache) + cached * size, row_at<T>(args.v, row), bytes);
     }
   }
 }

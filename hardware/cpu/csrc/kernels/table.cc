@@ -25,6 +25,7 @@ const Kernels kKernels = {
     .rotate = rotate,
     .attend = attend,
     .merge = merge,
+    .attend_tiles = attend_tiles,
 };
 
 }  // namespace trunnion_cpu::TRUNNION_ISA

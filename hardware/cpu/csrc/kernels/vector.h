@@ -123,16 +123,18 @@ TRUNNION_INLINE float sum_of(Floats values) {
 #endif
 }
 
-TRUNNION_INLINE float largest_of(Floats values) {
-  float lanes[kLanes];
-  memcpy(lanes, &values, sizeof values);
-  float largest = lanes[0];
-  for (int i = 1; i < kLanes; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
-  return largest;
-}
-
 TRUNNION_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 TRUNNION_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+
+TRUNNION_INLINE float largest_of(Floats values) {
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    Ints other;
+    for (int i = 0; i < kLanes; ++i) other[i] = i ^ half;
+    values = larger(values, __builtin_shuffle(values, other));
+  }
+  return values[0];
+}
 
 // e ** x to about two units in the last place (the polynomial is that of Cephes' expf).
 TRUNNION_INLINE Floats exp_of(Floats x) {

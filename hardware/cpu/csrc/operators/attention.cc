@@ -1,7 +1,6 @@
-// Paged attention of decodes, with rotary embedding on the way to the cache.
+// Paged attention, with rotary embedding on the way to the cache.
 #include <algorithm>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "isa.h"
@@ -15,7 +14,10 @@ namespace {
 constexpr int64_t kShared = 1 << 15;  // elements below which waking others costs more than it saves
 constexpr int64_t kMinKeysPerPart = 128;
 constexpr int64_t kItemsPerThread = 4;
-constexpr int64_t kPlanned = 5;  // fields of a planned request
+constexpr int64_t kPlanned = 5;   // fields of a planned request
+constexpr int64_t kFewRows = 16;  // of one KV head: beyond, packing keys pays
+constexpr int64_t kLeastTileRows = 4 * kTileRows;
+constexpr int64_t kTileElements = 192 * 64;  // of an item's queries
 
 const int32_t* ints_of(const Tensor& tensor, int64_t least, const char* what) {
   STD_TORCH_CHECK(tensor.scalar_type() == torch::headeronly::ScalarType::Int && tensor.is_contiguous(), what,
@@ -88,10 +90,9 @@ void write_cache(const Tensor& k, const Tensor& v, const Tensor& slots, Tensor k
   run(write_arguments(keys, values, slots, k_cache, v_cache), live_tokens(keys, slots));
 }
 
-std::tuple<Tensor, Tensor> rotate_and_write_cache(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                  const Tensor& positions, const Tensor& cos_sin, bool interleaved,
-                                                  std::vector<int64_t> section, const Tensor& slots, Tensor k_cache,
-                                                  Tensor v_cache, bool returns_k) {
+Tensor rotate_and_write_cache(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& positions,
+                              const Tensor& cos_sin, bool interleaved, std::vector<int64_t> section,
+                              const Tensor& slots, Tensor k_cache, Tensor v_cache) {
   const Heads queries(q, "q"), keys(k, "k"), values(v, "v");
   RotateArgs args = write_arguments(keys, values, slots, k_cache, v_cache);
   STD_TORCH_CHECK(queries.tokens == keys.tokens && queries.head_dim == keys.head_dim &&
@@ -118,28 +119,25 @@ std::tuple<Tensor, Tensor> rotate_and_write_cache(const Tensor& q, const Tensor&
   args.q = queries.rows.places();
   args.q_heads = queries.heads;
   const int64_t shape[] = {queries.tokens, queries.heads, queries.head_dim};
-  const int64_t k_shape[] = {returns_k ? keys.tokens : 0, keys.heads, keys.head_dim};
   Tensor rotated = torch::stable::new_empty(q, torch::headeronly::IntHeaderOnlyArrayRef(shape, 3));
-  Tensor rotated_k = torch::stable::new_empty(k, torch::headeronly::IntHeaderOnlyArrayRef(k_shape, 3));
   args.q_out = rotated.mutable_data_ptr();
-  args.k_out = returns_k ? rotated_k.mutable_data_ptr() : nullptr;
   run(args, live);
-  return {rotated, rotated_k};
+  return rotated;
 }
 
-// Host tensors of a step -> per decode: first row, rows, first and end key that any of them sees, own key of the first.
-// Keys count from where the block table begins. Rows without a slot come last in a request: nobody else sees them.
-Tensor plan_decodes(const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& kv_start, const Tensor& slots,
-                    int64_t num_decodes, int64_t window) {
-  const int32_t* starts = ints_of(query_start_loc, num_decodes + 1, "query_start_loc");
-  const int32_t* lens = ints_of(seq_lens, num_decodes, "seq_lens");
-  const int32_t* dropped = ints_of(kv_start, num_decodes, "kv_start");
-  const int32_t* slot = ints_of(slots, num_decodes > 0 ? starts[num_decodes] : 0, "slots");
-  const int64_t shape[] = {num_decodes, kPlanned};
+// Host tensors of a step -> per request: first row, rows, first and end key that any of them sees, own key of the
+// first. Keys count from where the block table begins. Rows without a slot come last in a request: nobody else sees them.
+Tensor plan_attention(const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& kv_start,
+                      const Tensor& slots, int64_t num_reqs, int64_t window) {
+  const int32_t* starts = ints_of(query_start_loc, num_reqs + 1, "query_start_loc");
+  const int32_t* lens = ints_of(seq_lens, num_reqs, "seq_lens");
+  const int32_t* dropped = ints_of(kv_start, num_reqs, "kv_start");
+  const int32_t* slot = ints_of(slots, num_reqs > 0 ? starts[num_reqs] : 0, "slots");
+  const int64_t shape[] = {num_reqs, kPlanned};
   Tensor plan = torch::stable::new_empty(seq_lens, torch::headeronly::IntHeaderOnlyArrayRef(shape, 2),
                                          torch::headeronly::ScalarType::Long);
   auto* field = static_cast<int64_t*>(plan.mutable_data_ptr());
-  for (int64_t request = 0; request < num_decodes; ++request, field += kPlanned) {
+  for (int64_t request = 0; request < num_reqs; ++request, field += kPlanned) {
     const int64_t first = starts[request], rows = starts[request + 1] - first;
     const int64_t end = lens[request] - dropped[request], own = end - rows;
     int64_t unwritten = 0;
@@ -153,56 +151,128 @@ Tensor plan_decodes(const Tensor& query_start_loc, const Tensor& seq_lens, const
   return plan;
 }
 
-void attend_decodes(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
-                    const Tensor& plan, double scale, int64_t window, double soft_cap,
-                    const std::optional<Tensor>& sinks, Tensor out) {
+// Requests of a plan by how they are attended to.
+struct Attended {
+  std::vector<AttendRequest> few, many;
+  int64_t work = 0;  // products of queries and keys, of one head
+};
+
+Attended requests_of(const Tensor& plan, const Tensor& block_table, int64_t tokens, int64_t group,
+                     const Cache& cache) {
+  STD_TORCH_CHECK(plan.dim() == 2 && plan.size(1) == kPlanned && plan.is_contiguous() &&
+                      plan.scalar_type() == torch::headeronly::ScalarType::Long,
+                  "plan is not what plan_attention makes");
+  const int64_t count = plan.size(0);
+  STD_TORCH_CHECK(block_table.dim() == 2 && block_table.size(0) >= count &&
+                      block_table.scalar_type() == torch::headeronly::ScalarType::Int && block_table.stride(1) == 1,
+                  "block_table is no int32 matrix with a row for each of ", count, " requests");
+  const auto* field = static_cast<const int64_t*>(plan.data_ptr());
+  const auto* table = static_cast<const int32_t*>(block_table.data_ptr());
+  Attended found;
+  for (int64_t i = 0; i < count; ++i, field += kPlanned) {
+    STD_TORCH_CHECK(field[0] + field[1] <= tokens, "plan of another step: row ", field[0] + field[1], " of ", tokens);
+    STD_TORCH_CHECK(field[3] <= block_table.size(1) * cache.block_size, "key ", field[3],
+                    " is beyond the block table");
+    if (field[1] == 0) continue;
+    const AttendRequest request{
+        table + i * block_table.stride(0), field[0], field[1], field[2], field[3], field[4], 0, 0};
+    (request.num_rows * group > kFewRows ? found.many : found.few).push_back(request);
+    found.work += request.num_rows * (field[3] - field[2]);
+  }
+  return found;
+}
+
+// Few rows: the keys of a request are cut into parts, which are put together afterwards.
+void attend_few(std::vector<AttendRequest>& requests, AttendArgs args, int64_t threads) {
+  if (requests.empty()) return;
+  const int64_t group = args.q_heads / args.kv_heads;
+  int64_t num_keys = 0, num_parts = 0;
+  for (const AttendRequest& request : requests) {
+    num_keys += request.end_key - request.first_key;
+    args.most_rows = std::max(args.most_rows, request.num_rows * group);
+  }
+  const int64_t per_item = threads == 1 ? num_keys : num_keys * args.kv_heads / (threads * kItemsPerThread);
+  args.keys_per_part = std::max(per_item, kMinKeysPerPart);
+  for (AttendRequest& request : requests) {
+    request.first_part = num_parts;
+    request.num_parts = (request.end_key - request.first_key + args.keys_per_part - 1) / args.keys_per_part;
+    num_parts += request.num_parts;
+  }
+  args.requests = requests.data();
+  args.num_requests = requests.size();
+  const int64_t elements = num_parts * args.kv_heads * args.most_rows * (args.head_dim + 2);
+  args.parts = static_cast<float*>(Scratch::of(elements * sizeof(float)));
+  share(num_parts * args.kv_heads, threads, kernels().attend, args);
+  share(args.num_requests, 1, kernels().merge, args);
+}
+
+struct TileCall {
+  void (*attend_tiles)(const AttendArgs& args, void* memory, int64_t first, int64_t last);
+  const AttendArgs& args;
+  int64_t bytes;
+};
+
+void attend_items(const TileCall& call, int64_t first, int64_t last) {
+  call.attend_tiles(call.args, Scratch::of(call.bytes), first, last);
+}
+
+// Queries of one item: as many rows as a cache holds, fewer where threads would be left without an item.
+int64_t queries_per_item(const AttendArgs& args, int64_t num_queries, int64_t threads) {
+  const int64_t group = args.q_heads / args.kv_heads;
+  const int64_t held = std::max(kTileElements / args.head_dim, kLeastTileRows);
+  const int64_t shared = num_queries * group * args.kv_heads / (threads * kItemsPerThread);
+  return std::max<int64_t>(std::clamp(shared, kLeastTileRows, held) / group, 1);
+}
+
+// Many rows: the queries of a request are cut into blocks.
+void attend_many(const std::vector<AttendRequest>& requests, AttendArgs args, int64_t threads) {
+  if (requests.empty()) return;
+  int64_t num_queries = 0;
+  for (const AttendRequest& request : requests) num_queries += request.num_rows;
+  const int64_t at_once = queries_per_item(args, num_queries, threads);
+  std::vector<AttendBlock> blocks;
+  for (const AttendRequest& request : requests) {
+    for (int64_t first = 0; first < request.num_rows; first += at_once) {
+      const int64_t count = std::min(at_once, request.num_rows - first), own = request.own_key + first;
+      const int64_t first_key = args.window > 0 ? std::max<int64_t>(own - args.window + 1, 0) : 0;
+      blocks.push_back({request.table, request.first_row + first, count, first_key,
+                        std::min(own + count, request.end_key), own});
+    }
+  }
+  // The longest first, so that no thread is left with one at the end.
+  std::sort(blocks.begin(), blocks.end(), [](const AttendBlock& a, const AttendBlock& b) {
+    return a.num_queries * (a.end_key - a.first_key) > b.num_queries * (b.end_key - b.first_key);
+  });
+  args.blocks = blocks.data();
+  const int64_t most_rows = at_once * (args.q_heads / args.kv_heads);
+  const TileCall call{kernels().attend_tiles, args, tile_bytes(most_rows, args.head_dim)};
+  share(blocks.size() * args.kv_heads, threads, attend_items, call);
+}
+
+void attend(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+            const Tensor& plan, double scale, int64_t window, double soft_cap, const std::optional<Tensor>& sinks,
+            Tensor out) {
   const Heads queries(q, "q");
   const Element element = element_of(q, "q");
   STD_TORCH_CHECK(k_cache.dim() == 4 && k_cache.size(2) > 0 && queries.heads % k_cache.size(2) == 0, queries.heads,
                   " query heads cannot share the heads of k_cache evenly");
-  const int64_t num_requests = plan.size(0), kv_heads = k_cache.size(2);
-  if (num_requests == 0) return;
+  const int64_t kv_heads = k_cache.size(2);
   const Cache keys(k_cache, kv_heads, queries.head_dim, element, "k_cache");
   const Cache values(v_cache, kv_heads, queries.head_dim, element, "v_cache");
   STD_TORCH_CHECK(out.is_contiguous() && out.numel() == q.numel() && element_of(out, "out") == element,
                   "out is no dense tensor of q's shape and dtype");
-  STD_TORCH_CHECK(block_table.dim() == 2 && block_table.size(0) >= num_requests &&
-                      block_table.scalar_type() == torch::headeronly::ScalarType::Int && block_table.stride(1) == 1,
-                  "block_table is no int32 matrix with a row for each of ", num_requests, " requests");
   if (sinks.has_value()) {
     STD_TORCH_CHECK(sinks->numel() == queries.heads && sinks->is_contiguous() &&
                         element_of(*sinks, "sinks") == Element::kFloat32,
                     "sinks are no ", queries.heads, " float32 values");
   }
-  const auto* planned = static_cast<const int64_t*>(plan.data_ptr());
-  int64_t num_keys = 0, most_rows = 0;
-  for (int64_t i = 0; i < num_requests; ++i) {
-    const int64_t* field = planned + i * kPlanned;
-    STD_TORCH_CHECK(field[0] + field[1] <= queries.tokens, "plan of another step: row ", field[0] + field[1], " of ",
-                    queries.tokens);
-    STD_TORCH_CHECK(field[3] <= block_table.size(1) * keys.block_size, "key ", field[3], " is beyond the block table");
-    num_keys += field[3] - field[2];
-    most_rows = std::max(most_rows, field[1] * (queries.heads / kv_heads));
-  }
-  const int64_t threads = num_keys * queries.heads * queries.head_dim < kShared ? 1 : num_threads();
-  const int64_t per_item = threads == 1 ? num_keys : num_keys * kv_heads / (threads * kItemsPerThread);
+  Attended requests = requests_of(plan, block_table, queries.tokens, queries.heads / kv_heads, keys);
   AttendArgs args{};
-  args.keys_per_part = std::max(per_item, kMinKeysPerPart);
-  int64_t num_parts = 0;
-  std::vector<AttendRequest> requests(num_requests);
-  for (int64_t i = 0; i < num_requests; ++i) {
-    const int64_t* field = planned + i * kPlanned;
-    const int64_t parts = (field[3] - field[2] + args.keys_per_part - 1) / args.keys_per_part;
-    requests[i] = {field[0], field[1], field[2], field[3], field[4], num_parts, parts};
-    num_parts += parts;
-  }
   args.q = queries.rows.places();
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
   args.k_block_stride = keys.block_stride;
   args.v_block_stride = values.block_stride;
-  args.block_table = static_cast<const int32_t*>(block_table.data_ptr());
-  args.block_table_stride = block_table.stride(0);
   args.block_size = keys.block_size;
   args.q_heads = queries.heads;
   args.kv_heads = kv_heads;
@@ -211,15 +281,11 @@ void attend_decodes(const Tensor& q, const Tensor& k_cache, const Tensor& v_cach
   args.soft_cap = static_cast<float>(soft_cap);
   args.window = window;
   args.sinks = sinks.has_value() ? static_cast<const float*>(sinks->data_ptr()) : nullptr;
-  args.requests = requests.data();
-  args.num_requests = num_requests;
-  args.most_rows = most_rows;
-  args.parts =
-      static_cast<float*>(Scratch::of(num_parts * kv_heads * most_rows * (args.head_dim + 2) * sizeof(float)));
   args.out = out.mutable_data_ptr();
   args.element = element;
-  share(num_parts * kv_heads, threads, kernels().attend, args);
-  share(num_requests, 1, kernels().merge, args);
+  const int64_t threads = requests.work * queries.heads * queries.head_dim < kShared ? 1 : num_threads();
+  attend_few(requests.few, args, threads);
+  attend_many(requests.many, args, threads);
 }
 
 }  // namespace
@@ -228,19 +294,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(trunnion_cpu, library) {
   library.def("write_cache(Tensor k, Tensor v, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> ()");
   library.def(
       "rotate_and_write_cache(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor cos_sin, bool interleaved,"
-      " int[] section, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache, bool returns_k) -> (Tensor, Tensor)");
+      " int[] section, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor");
   library.def(
-      "plan_decodes(Tensor query_start_loc, Tensor seq_lens, Tensor kv_start, Tensor slots, int num_decodes,"
+      "plan_attention(Tensor query_start_loc, Tensor seq_lens, Tensor kv_start, Tensor slots, int num_reqs,"
       " int window) -> Tensor");
   library.def(
-      "attend_decodes(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor plan, float scale,"
+      "attend(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor plan, float scale,"
       " int window, float soft_cap, Tensor? sinks, Tensor(a!) out) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(trunnion_cpu, CPU, library) {
   library.impl("write_cache", TORCH_BOX(&write_cache));
   library.impl("rotate_and_write_cache", TORCH_BOX(&rotate_and_write_cache));
-  library.impl("plan_decodes", TORCH_BOX(&plan_decodes));
-  library.impl("attend_decodes", TORCH_BOX(&attend_decodes));
+  library.impl("plan_attention", TORCH_BOX(&plan_attention));
+  library.impl("attend", TORCH_BOX(&attend));
 }
 
 }  // namespace trunnion_cpu
