@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from trunnion.config import ExecutorConfig
 from trunnion.contract import COUNT_FIELDS, BatchCounts, Limits
 from trunnion.runner.model_executor import ModelExecutor
+from trunnion_cpu.native import Native, native
 from trunnion_cpu.runner import MAX_TAPED_TOKENS, taped_sizes
+from trunnion_cpu.torch_work import is_torch_work
 
 HIDDEN, HEADS, VOCAB, BLOCK = 32, 4, 131, 4
 LIMITS = Limits(max_num_tokens=80, max_num_seqs=8, max_model_len=64, max_logits_rows=8, block_size=BLOCK)
@@ -176,3 +178,40 @@ def test_warm_up_is_not_seen_by_the_first_step(folder: Path) -> None:
         fill(executor, [9, 9])
         rows.append(executor.execute_set(0).logits.clone())
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not isinstance(native(), Native), reason="no native operators")
+def test_replayed_steps_leave_cores_to_native_operators(executor: ModelExecutor) -> None:
+    """All products of this model's steps are native."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen: list[int] = []
+        report = executor.warm_up()
+        assert report.implementations["threads"] == "2; in replayed steps torch's own operators have one of them"
+        bodies = executor._runner._bodies
+        play = bodies[2]
+        bodies[2] = lambda: (seen.append(torch.get_num_threads()), play())[1]
+        fill(executor, [3, 4])
+        executor.execute_set(0)
+        assert seen == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("call", "is_work"),
+    [
+        (torch.ops.aten.mm.default, True),
+        (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, True),
+        (torch.ops.aten.add.Tensor, False),
+        (torch.ops.aten.copy_.default, False),
+        (torch.ops.trunnion.gated_delta_rule.default, True),
+        (torch.ops.trunnion.topk_softmax.default, False),
+        (print, False),
+    ],
+    ids=str,
+)
+def test_work_of_torch(call: Any, is_work: bool) -> None:
+    """Of what is not known, torch's threads are not taken away."""
+    assert is_torch_work([torch.ops.aten.view.default, call]) == is_work

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +47,22 @@ class Native:
             choices = ", ".join((*self.isas, OFF))
             raise UnsupportedError(f"{VARIABLE}={isa!r} is no set of kernels of this processor; choices: {choices}")
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Meanwhile operators called on this thread have torch's threads to themselves; torch's own have one.
+
+        A thread of OpenMP spins for milliseconds after the work of one small torch operator: on the core where a thread
+        of the native operators would go on.
+        """
+        threads = torch.get_num_threads()
+        self.library.trunnion_cpu_set_threads(threads)
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            self.library.trunnion_cpu_set_threads(0)
+
 
 @dataclass(frozen=True)
 class Absent:
@@ -75,6 +93,7 @@ def native() -> Native | Absent:
     library = ctypes.CDLL(str(path))
     for function in (library.trunnion_cpu_isa, library.trunnion_cpu_chosen_isa):
         function.restype = ctypes.c_char_p
+    library.trunnion_cpu_set_threads.argtypes = (ctypes.c_int64,)
     names: list[str] = []
     while (name := library.trunnion_cpu_isa(len(names))) is not None:
         names.append(name.decode())

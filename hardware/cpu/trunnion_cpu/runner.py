@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -14,11 +15,12 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
 from trunnion.runner.buckets import ladder
-from trunnion_cpu.kernels.native import direct
+from trunnion_cpu.kernels.native import DTYPES, direct
 from trunnion_cpu.large_pages import to_large_pages
 from trunnion_cpu.native import Absent, Native, native_state
-from trunnion_cpu.native_attention import why_not_native
+from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.tape import TapeRecorder
+from trunnion_cpu.torch_work import is_torch_work
 
 MAX_TAPED_TOKENS = 64
 """Beyond this the arithmetic of a step hides Python, and padding costs more than it saves."""
@@ -51,6 +53,7 @@ class TapedRunner(Runner):
         self._token_sizes = taped_sizes(limits.max_num_tokens)
         self._logit_sizes = taped_sizes(limits.max_logits_rows)
         self._why_eager = "warm_up has not run"
+        self._torch_works = not all(isinstance(group, NativeAttentionGroup) for group in groups)
         self._bodies: dict[int, Play] = {}
         self._heads: dict[int, Play] = {}
 
@@ -88,6 +91,9 @@ class TapedRunner(Runner):
             self._why_eager = str(error)
             report.eager["every step"] = self._why_eager
             return
+        threads = torch.get_num_threads()
+        others = "torch's operators share them" if self._torch_works else "torch's own operators have one of them"
+        report.implementations["threads"] = f"{threads}; in replayed steps {others}"
         self._why_eager = f"more than {self._token_sizes[-1]} tokens or {self._logit_sizes[-1]} rows of logits"
         report.eager[f"steps of {self._why_eager}"] = "arithmetic hides Python there"
 
@@ -97,13 +103,26 @@ class TapedRunner(Runner):
         self.plan(step)
         body, head = self._bodies.get(bucket.num_tokens), self._heads.get(bucket.num_logits)
         if bucket.mode is Mode.PIECEWISE and body is not None and (head is not None or bucket.num_logits == 0):
-            hidden = body()
-            rows = hidden[:0] if head is None else head(hidden)
+            with self._threads():
+                hidden = body()
+                rows = hidden[:0] if head is None else head(hidden)
             self.counters.replays += 1
             return hidden, rows
         self.counters.eager["no tokens" if not bucket.num_tokens else self._why_eager] += 1
         hidden = self.forward(step)
         return hidden, self.head(hidden.index_select(0, step.device.logits_indices))
+
+    def write_rows(self, rows: torch.Tensor, output: torch.Tensor) -> None:
+        if isinstance(self._native, Native) and rows.dtype in DTYPES and output.dtype == torch.float32:
+            torch.ops.trunnion_cpu.copy_rows(rows, output)
+        else:
+            super().write_rows(rows, output)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """Whose threads compute while a tape plays."""
+        if self._torch_works or not isinstance(self._native, Native):
+            return nullcontext()
+        return self._native.alone()
 
     def close(self) -> None:
         self._bodies.clear()
@@ -126,6 +145,7 @@ class TapedRunner(Runner):
                 hidden = self.forward(step)
         finally:
             self._breaks.detach()
+        self._note_work(recorder)
         self._bodies[num_tokens] = recorder.play(hidden)
         return hidden
 
@@ -139,7 +159,11 @@ class TapedRunner(Runner):
                 rows = self.head(hidden.index_select(0, indices))
         finally:
             self._breaks.detach()
+        self._note_work(recorder)
         self._heads[num_logits] = recorder.play(rows)
+
+    def _note_work(self, recorder: TapeRecorder) -> None:
+        self._torch_works |= is_torch_work(call.function for call in recorder.calls)
 
 
 def _round_up(sizes: Sequence[int], count: int) -> int:

@@ -8,12 +8,11 @@
 #include <cstdint>
 
 #include "../kernels/kernels.h"
+#include "num_threads.h"
 
 namespace trunnion_cpu {
 
 using torch::stable::Tensor;
-
-inline int64_t num_threads() { return torch::stable::get_num_threads(); }
 
 inline Element element_of(const Tensor& tensor, const char* what) {
   const auto type = tensor.scalar_type();

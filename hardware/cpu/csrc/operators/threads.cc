@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -28,8 +27,7 @@ void rest() {
 class Pool {
  public:
   void share(int64_t items, int64_t threads, ItemRange run, const void* args) {
-    std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
-    if (!lock.owns_lock()) return run(args, 0, items);
+    if (busy_.test_and_set(std::memory_order_acquire)) return run(args, 0, items);
     for (; workers_ + 1 < threads; ++workers_) {
       // Workers live as long as the process, asleep unless there is work.
       std::thread([this, number = workers_] { work(number); }).detach();
@@ -52,6 +50,7 @@ class Pool {
       // Whoever is inside may be waiting for this core.
       if (polls >= kPollsBeforeYield) std::this_thread::yield();
     }
+    busy_.clear(std::memory_order_release);
   }
 
  private:
@@ -98,7 +97,7 @@ class Pool {
     }
   }
 
-  std::mutex busy_;
+  std::atomic_flag busy_;
   int64_t workers_ = 0;
   uint64_t calls_ = 0;
   ItemRange run_ = nullptr;

@@ -9,7 +9,8 @@ using ItemRange = void (*)(const void* args, int64_t first, int64_t last);
 
 // Calls `run` for all of [0, items) in ranges of one item, on the caller and up to `threads - 1` others, and returns
 // when all are done. Items are handed out one by one as threads come for them: a thread that the system does not run
-// takes none. Others spin for a moment between calls, then sleep. A second caller at the same time works alone.
+// takes none. Others spin for a moment between calls, then sleep. A second caller at the same time works alone, and so
+// does a call within a call. `run` throws nothing.
 void share(int64_t items, int64_t threads, ItemRange run, const void* args);
 
 // As `share`, for a kernel and its arguments.

@@ -161,6 +161,10 @@ class Runner(ABC):
         """`combine`, before `run` of a step whose hidden states are its target's."""
         self.combine(step)
 
+    def write_rows(self, rows: torch.Tensor, output: torch.Tensor) -> None:
+        """Output rows of `run` [N, width] to where the host reads them: `output` [N, width] float32, dense."""
+        output.copy_(rows, non_blocking=True)
+
     def plan(self, step: StepInputs) -> None:
         """Plan every group, once per step, and count it."""
         started = time.perf_counter_ns()

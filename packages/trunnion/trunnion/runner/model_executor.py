@@ -338,7 +338,7 @@ class ModelExecutor:
         self._runner.counters.padded_tokens += bucket.num_tokens - counts.num_tokens
         output = self._inputs.output_rows(buffer_set, counts.num_logits)
         if counts.num_logits:
-            output.copy_(self._cut_rows(rows, counts.num_logits), non_blocking=True)
+            self._runner.write_rows(self._cut_rows(rows, counts.num_logits), output)
         self._steps += 1
         behind = self.hardware.record_fence(buffer_set)
         if behind is not None:
