@@ -11,7 +11,10 @@ from trunnion.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
 
 class GatedMLP(nn.Module):
-    """[T, hidden_size] -> [T, hidden_size], SwiGLU unless `act_fn` says otherwise."""
+    """[T, hidden_size] -> [T, hidden_size], SwiGLU unless `act_fn` says otherwise.
+
+    With `reduce_results` False the outputs of the ranks are still to be summed.
+    """
 
     def __init__(
         self,
@@ -20,6 +23,7 @@ class GatedMLP(nn.Module):
         *,
         bias: bool = False,
         act_fn: nn.Module | None = None,
+        reduce_results: bool = True,
         ctx: BuildContext,
         prefix: str,
     ) -> None:
@@ -28,7 +32,12 @@ class GatedMLP(nn.Module):
             hidden_size, [intermediate_size] * 2, bias=bias, ctx=ctx, prefix=f"{prefix}.gate_up_proj"
         )
         self.down_proj = RowParallelLinear(
-            intermediate_size, hidden_size, bias=bias, ctx=ctx, prefix=f"{prefix}.down_proj"
+            intermediate_size,
+            hidden_size,
+            bias=bias,
+            reduce_results=reduce_results,
+            ctx=ctx,
+            prefix=f"{prefix}.down_proj",
         )
         self.act_fn = SiluAndMul() if act_fn is None else act_fn
 

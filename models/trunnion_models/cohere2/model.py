@@ -27,7 +27,12 @@ class Cohere2Attention(nn.Module):
             hidden_size, head_dim, num_heads, num_kv_heads, bias=bias, ctx=ctx, prefix=f"{prefix}.qkv_proj"
         )
         self.o_proj = RowParallelLinear(
-            num_heads * head_dim, hidden_size, bias=bias, ctx=ctx, prefix=f"{prefix}.o_proj"
+            num_heads * head_dim,
+            hidden_size,
+            bias=bias,
+            reduce_results=False,
+            ctx=ctx,
+            prefix=f"{prefix}.o_proj",
         )
         self.rotary_emb = None if window is None else rotary_emb
         self.attn = Attention(
@@ -53,12 +58,17 @@ class Cohere2DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = Cohere2Attention(config, window, rotary_emb, ctx, f"{prefix}.self_attn")
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, ctx=ctx, prefix=f"{prefix}.mlp")
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, reduce_results=False, ctx=ctx, prefix=f"{prefix}.mlp"
+        )
         self.input_layernorm = LayerNorm(config.hidden_size, config.layer_norm_eps, bias=False, ctx=ctx)
+        self.collectives = ctx.parallel.collectives
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         normed = self.input_layernorm(hidden_states)
-        return hidden_states + self.self_attn(positions, normed) + self.mlp(normed)
+        # One sum over the ranks for both.
+        both = self.self_attn(positions, normed) + self.mlp(normed)
+        return hidden_states + self.collectives.all_reduce(both)
 
 
 class Cohere2Model(nn.Module):

@@ -156,21 +156,34 @@ class QKVParallelLinear(LinearBase):
 
 
 class RowParallelLinear(LinearBase):
-    """The input features are cut over the ranks; the ranks' products are summed, the bias once."""
+    """The input features are cut over the ranks; the ranks' products are summed, the bias once.
+
+    With `reduce_results` False they are not: whoever adds this layer's output to another's sums both in one
+    all-reduce.
+    """
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool = False, ctx: BuildContext, prefix: str
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        reduce_results: bool = True,
+        ctx: BuildContext,
+        prefix: str,
     ) -> None:
         local = ctx.parallel.divide(in_features, f"{prefix} in_features")
         first = ctx.parallel.rank * local
         source = (slice(None), slice(first, first + local))
         placements = {"": Placement(shape=(out_features, in_features), source=source)}
         super().__init__(local, out_features, placements, bias=bias, ctx=ctx, prefix=prefix)
+        self.reduce_results = reduce_results
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in_features of this rank] -> [..., out_features], the same on every rank."""
+        """[..., in_features of this rank] -> [..., out_features], the same on every rank if results are reduced."""
         bias = self.bias if self.parallel.rank == 0 else None
-        return self.parallel.collectives.all_reduce(self.method.apply(self, x, bias))
+        out = self.method.apply(self, x, bias)
+        return self.parallel.collectives.all_reduce(out) if self.reduce_results else out
 
 
 def _row_placements(in_features: int, shards: Mapping[str, tuple[int, int, int]]) -> dict[str, Placement]:
