@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,3 +78,14 @@ def test_without_cann_it_is_said_and_nothing_crashes() -> None:
     first, second = result.stdout.splitlines()
     assert first == "['NPU', 'CANN'] none"
     assert second.startswith("device_index 0 does not exist on 'ascend'; choices: none, torch_npu cannot be imported: ")
+
+
+def test_what_torch_npu_prints_is_no_answer(tmp_path: Path) -> None:
+    """stdout is for what a command was asked."""
+    (tmp_path / "torch_npu.py").write_text("print('Warning: no CANN')")
+    question = "from trunnion_ascend import environment; print(environment.why_no_torch_npu())"
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+    variables = dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0", PYTHONPATH=path)
+    result = subprocess.run((sys.executable, "-c", question), capture_output=True, text=True, env=variables)
+    assert result.stdout == "None\n", result.stderr
+    assert "Warning: no CANN" in result.stderr

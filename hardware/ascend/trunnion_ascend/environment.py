@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +29,9 @@ def why_no_torch_npu() -> str | None:
     if find_spec("torch_npu") is None:
         return "torch_npu is not installed"
     try:
-        importlib.import_module("torch_npu")
+        # Where CANN's environment is not set it prints so, and stdout may be a command's JSON.
+        with redirect_stdout(sys.stderr):
+            importlib.import_module("torch_npu")
     except Exception as error:  # whatever it says: its libraries look for CANN's when they are loaded
         return f"torch_npu cannot be imported: {str(error).partition(chr(10))[0]}"
     return None

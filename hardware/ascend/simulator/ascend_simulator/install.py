@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from ascend_simulator.libraries import load
@@ -54,6 +56,8 @@ def install(*, soc_name: str = DEFAULT_SOC, num_devices: int = 1) -> Simulation:
     library.sim_set_soc_name(soc_name.encode())
     library.sim_set_num_devices(num_devices)
     _simulations.append(Simulation(library, rules))
-    import torch_npu  # noqa: F401
+    # It prints that CANN's environment is not set.
+    with redirect_stdout(sys.stderr):
+        import torch_npu  # noqa: F401
 
     return _simulations[0]
