@@ -91,7 +91,7 @@ bool Scheduler::schedule_suspect() {
   }
   const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), suspect);
   // When others hold the blocks or the seats it comes back with the rest.
-  return waiting != waiting_.end() && admit(**waiting) == Admitted::kYes;
+  return waiting != waiting_.end() && admit(**waiting) == Admission::kAdmitted;
 }
 
 void Scheduler::schedule_running(bool decodes) {
@@ -139,13 +139,13 @@ void Scheduler::schedule_waiting() {
   order_ = waiting_;
   for (Request* request : order_) {
     if (request->paused) continue;
-    if (admit(*request) == Admitted::kNo) return;
+    if (admit(*request) == Admission::kNoRoom) return;
   }
 }
 
-Scheduler::Admitted Scheduler::admit(Request& request) {
+Scheduler::Admission Scheduler::admit(Request& request) {
   const auto active = std::count_if(running_.begin(), running_.end(), [](const Request* r) { return !r->paused; });
-  if (active >= limits_.max_num_seqs || widest_chunk(request) == 0) return Admitted::kNo;
+  if (active >= limits_.max_num_seqs || widest_chunk(request) == 0) return Admission::kNoRoom;
   if (cache_.prefix_caching()) {
     extend_keys(request.keys, request.tokens, request.images, cache_.block_size(), request.types);
   }
@@ -154,7 +154,7 @@ Scheduler::Admitted Scheduler::admit(Request& request) {
   request.num_computed = num_hit * cache_.block_size();
 
   int32_t chunk = images_.must_queue(request) ? 0 : next_chunk(request);
-  const bool without_rows = chunk == 0 && widest_chunk(request) > 0;
+  const bool lacks_image_rows = chunk == 0 && widest_chunk(request) > 0;
   bool reserved = chunk > 0 && cache_.reserve(request.blocks, request.num_computed, chunk);
   while (chunk > 0 && !reserved) {
     if (Request* victim = pick_paused_victim()) {
@@ -169,7 +169,7 @@ Scheduler::Admitted Scheduler::admit(Request& request) {
   }
   if (!reserved) {
     give_back(request);
-    return without_rows ? Admitted::kWithoutRows : Admitted::kNo;
+    return lacks_image_rows ? Admission::kNoImageRows : Admission::kNoRoom;
   }
   images_.count_skipped(request);
   prefix_hit_tokens_ += static_cast<uint64_t>(request.num_computed);
@@ -178,7 +178,7 @@ Scheduler::Admitted Scheduler::admit(Request& request) {
   insert_by_arrival(running_, request);
   schedule_chunk(request, chunk);
   batch_.back().is_admitted = true;
-  return Admitted::kYes;
+  return Admission::kAdmitted;
 }
 
 int32_t Scheduler::next_chunk(const Request& request) {

@@ -87,8 +87,9 @@ class Scheduler {
   // Drafts are a luxury: nobody is preempted for the blocks that they take ahead.
   bool reserve_ahead(Request& request, int32_t num_tokens);
   void make_decodes_uniform();
-  enum class Admitted { kYes, kNo, kWithoutRows };
-  Admitted admit(Request& request);
+  // Without room in the encoder pool for its images alone, others behind it may still be admitted.
+  enum class Admission { kAdmitted, kNoRoom, kNoImageRows };
+  Admission admit(Request& request);
   // Drop everything that is held, as if nothing were computed.
   void give_back(Request& request);
   int32_t next_chunk(const Request& request);
