@@ -30,9 +30,9 @@ from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import captured_group
+from trunnion.reference.stream_events import EventFence
 from trunnion_ascend import environment
 from trunnion_ascend.capabilities import BLOCK_SIZE_MULTIPLE, why_not_fused, why_not_fused_encoder, why_not_fused_mla
-from trunnion_ascend.fences import EventFence
 from trunnion_ascend.float8 import refuse_cache, refuse_scheme
 from trunnion_ascend.graph_budget import GraphBudget
 from trunnion_ascend.kernels import kernels, why_not
@@ -185,7 +185,7 @@ class AscendHardware(ReferenceHardware):
         return with_graphs(profile, model, limits, self.mode, lambda spec: self.group_class(spec)[1] is None)
 
     def record_fence(self, buffer_set: int) -> Fence | None:
-        return self._fences.setdefault(buffer_set, EventFence()).record()
+        return self._fences.setdefault(buffer_set, EventFence(torch.npu.Event())).record()
 
     def kv_events(self, slots: KVEventSlots) -> KVEvents:
         """Operations of the stream: the host enqueues a step and goes on."""

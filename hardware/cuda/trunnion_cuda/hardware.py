@@ -27,11 +27,11 @@ from trunnion.interfaces.runner import Mode, Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion.reference.captured import captured_group
+from trunnion.reference.stream_events import EventFence
 from trunnion_cuda import environment
 from trunnion_cuda.capabilities import why_not_flashinfer, why_not_flashinfer_encoder, why_not_flashinfer_mla
 from trunnion_cuda.collectives import NcclCollectives
 from trunnion_cuda.environment import why_no_kernels
-from trunnion_cuda.fences import EventFence
 from trunnion_cuda.kernels import kernels
 from trunnion_cuda.kv_events import StreamKVEvents
 from trunnion_cuda.runner import CudaGraphRunner
@@ -119,7 +119,7 @@ class CudaHardware(ReferenceHardware):
         )
 
     def record_fence(self, buffer_set: int) -> Fence | None:
-        return self._fences.setdefault(buffer_set, EventFence()).record()
+        return self._fences.setdefault(buffer_set, EventFence(torch.cuda.Event())).record()
 
     def kv_events(self, slots: KVEventSlots) -> KVEvents:
         """Operations of the stream: the host enqueues a step and goes on."""
