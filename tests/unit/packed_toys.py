@@ -14,16 +14,16 @@ from tests.matrix.packed_checkpoint import Integers
 from torch import nn
 
 from trunnion.config import BuildContext
-from trunnion.interfaces.collectives import ParallelGroup
 from trunnion.interfaces.quantization import GroupedInt, Scheme
 from trunnion.layers.fused_moe import FusedMoE
 from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from trunnion.reference import ReferenceHardware
 from trunnion.weights.loader import load_weights
 from trunnion.weights.name_map import ExpertRule, WeightMap
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.report import WeightReport
 from trunnion.weights.safetensors_source import SafetensorsSource
+
+from .one_scheme import context
 
 WEIGHT_MAP = WeightMap(
     fuse={
@@ -82,14 +82,6 @@ def scheme_of(settings: Mapping[str, Any]) -> GroupedInt:
     return scheme
 
 
-class OfOneScheme:
-    def __init__(self, scheme: Scheme) -> None:
-        self._scheme = scheme
-
-    def scheme(self, prefix: str) -> Scheme:
-        return self._scheme
-
-
 class Toy(nn.Module):
     """One layer of each kind."""
 
@@ -114,12 +106,6 @@ def save(folder: Path, settings: Mapping[str, Any], seed: int = 0) -> dict[str, 
     save_file(stored, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
     return integers
-
-
-def context(scheme: Scheme, rank: int = 0, size: int = 1) -> BuildContext:
-    parallel = ParallelGroup(rank=rank, size=size)
-    hardware, quantization = ReferenceHardware(), OfOneScheme(scheme)
-    return BuildContext(hardware=hardware, dtype=torch.float32, parallel=parallel, quantization=quantization)
 
 
 def build(scheme: Scheme, rank: int = 0, size: int = 1) -> Toy:

@@ -21,6 +21,7 @@ from trunnion.ops.registry import OPERATORS
 from trunnion.reference.int_layouts import weight_recoding, zero_point_recoding
 from trunnion.weights.name_map import WeightMap
 
+from .one_scheme import context
 from .packed_toys import (
     AWQ,
     EXPERT_MAP,
@@ -32,7 +33,6 @@ from .packed_toys import (
     build,
     change,
     compressed,
-    context,
     load,
     save,
     save_experts,

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 
+from .one_scheme import context
 from .packed_toys import (
     AWQ,
     EXPERT_MAP,
@@ -22,7 +23,6 @@ from .packed_toys import (
     build,
     change,
     compressed,
-    context,
     load,
     save,
     save_experts,

@@ -14,17 +14,17 @@ from torch import nn
 
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError, WeightsError
-from trunnion.interfaces.collectives import ParallelGroup
-from trunnion.interfaces.quantization import W8A8, Activations, BlockFP8, Quantization, Scheme
+from trunnion.interfaces.quantization import W8A8, Activations, BlockFP8, Scheme
 from trunnion.layers.fused_moe import FusedMoE
 from trunnion.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from trunnion.ops.quantised import dequantise_blocks, dequantise_rows, quantise
-from trunnion.reference import ReferenceHardware
 from trunnion.weights.loader import load_weights
 from trunnion.weights.name_map import ExpertRule, WeightMap
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.quantization_of_layers import QuantizedLayers
 from trunnion.weights.safetensors_source import SafetensorsSource
+
+from .one_scheme import context
 
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 E4M3 = torch.float8_e4m3fn
@@ -166,16 +166,6 @@ def test_rounding_is_per_group_to_even_and_within_range() -> None:
     assert values.float().abs().max() == 0 and scales.shape == (2, 1) and scales.min() > 0
 
 
-class Everything:
-    """A checkpoint with one scheme."""
-
-    def __init__(self, scheme: Scheme) -> None:
-        self._scheme = scheme
-
-    def scheme(self, prefix: str) -> Scheme:
-        return self._scheme
-
-
 class Toy(nn.Module):
     """One layer of each kind. Rows and columns are no multiples of 128."""
 
@@ -220,13 +210,9 @@ def save(folder: Path, scheme: Scheme) -> dict[str, torch.Tensor]:
     return dense
 
 
-def load(folder: Path, quantization: Quantization, rank: int = 0, size: int = 1) -> Toy:
-    ctx = BuildContext(
-        hardware=ReferenceHardware(), dtype=torch.float32, parallel=ParallelGroup(rank=rank, size=size),
-        quantization=quantization,
-    )  # fmt: skip
+def load(folder: Path, scheme: Scheme, rank: int = 0, size: int = 1) -> Toy:
     with torch.device("meta"):
-        model = Toy(ctx)
+        model = Toy(context(scheme, rank, size))
         model.down_proj.keeps_dense_weight = model.qkv_proj.keeps_dense_weight = True
     load_weights(model, SafetensorsSource(folder), WEIGHT_MAP, dtype=torch.float32, device=torch.device("cpu"))
     return model
@@ -256,7 +242,7 @@ def test_scales_follow_every_cut(tmp_path: Path, scheme: Scheme, size: int) -> N
     """Two ranks cut within blocks: a scale of the checkpoint is several here."""
     dense = save(tmp_path, scheme)
     for rank in range(size):
-        model = load(tmp_path, Everything(scheme), rank, size)
+        model = load(tmp_path, scheme, rank, size)
         parts = {name: weight.chunk(size)[rank] for name, weight in dense.items()}
         wanted = torch.cat([parts["q_proj"], parts["k_proj"], parts["v_proj"]])
         assert torch.equal(model.qkv_proj.dense_weight(), wanted)
@@ -276,13 +262,9 @@ class Fused(nn.Module):
 
 
 def load_fused(folder: Path, scheme: Scheme, rank: int, size: int, *, head_dim: int = 48) -> Fused:
-    ctx = BuildContext(
-        hardware=ReferenceHardware(), dtype=torch.float32, parallel=ParallelGroup(rank=rank, size=size),
-        quantization=Everything(scheme),
-    )  # fmt: skip
     weight_map = WeightMap(cut={"qkv_proj": ("q", "k", "v")})
     with torch.device("meta"):
-        model = Fused(ctx, head_dim)
+        model = Fused(context(scheme, rank, size), head_dim)
     load_weights(model, SafetensorsSource(folder), weight_map, dtype=torch.float32, device=torch.device("cpu"))
     return model
 
@@ -332,7 +314,7 @@ def test_blocks_that_lie_in_two_parts_of_a_fused_tensor_are_refused(tmp_path: Pa
 
 def test_what_a_layer_computes(tmp_path: Path) -> None:
     dense = save(tmp_path, BlockFP8())
-    model = load(tmp_path, Everything(BlockFP8()))
+    model = load(tmp_path, BlockFP8())
     x = torch.randn(3, 200)
     values, scales = quantise(x, E4M3, 128)
     rounded = values.float() * scales.repeat_interleave(128, 1)[:, :200]
@@ -358,9 +340,8 @@ def test_static_scales_have_two_names(tmp_path: Path, weights: str, inputs: str,
     settings = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
     scheme = read(settings).scheme_of("q_proj")
-    ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, quantization=Everything(scheme))
     with torch.device("meta"):
-        model = Fused(ctx)
+        model = Fused(context(scheme))
     load_weights(model, SafetensorsSource(tmp_path), WEIGHT_MAP, dtype=torch.float32, device=torch.device("cpu"))
     assert torch.equal(model.qkv_proj.dense_weight(), torch.cat(dense))
     assert model.qkv_proj.input_scale.tolist() == [1.5, 2.5, 3.5]
@@ -372,17 +353,14 @@ def test_a_scale_under_both_of_its_names_is_a_duplicate(tmp_path: Path) -> None:
     stored["down_proj.weight_scale_inv"] = stored["down_proj.weight_scale"].clone()
     save_file(stored, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match=r"duplicated.*down_proj\.weight_scale_inv"):
-        load(tmp_path, Everything(scheme))
+        load(tmp_path, scheme)
 
 
 def test_the_largest_static_scale_serves_all_parts_and_addresses_stay(tmp_path: Path) -> None:
     scheme = W8A8(dtype=E4M3, activations=Activations.STATIC)
     with pytest.raises(UnsupportedError, match=r"experts with static scales.*dynamic"):
-        load(tmp_path, Everything(scheme))
-    layer = QKVParallelLinear(
-        64, 8, 4, 2, prefix="p",
-        ctx=BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, quantization=Everything(scheme)),
-    )  # fmt: skip
+        load(tmp_path, scheme)
+    layer = QKVParallelLinear(64, 8, 4, 2, ctx=context(scheme), prefix="p")
     layer.keeps_dense_weight = True
     layer.input_scale.copy_(torch.tensor([0.5, 0.25, 0.125]))
     layer.finalize()
@@ -395,20 +373,14 @@ def test_the_largest_static_scale_serves_all_parts_and_addresses_stay(tmp_path: 
 
 
 def test_a_cut_that_no_tensor_core_can_follow_is_refused_with_the_numbers() -> None:
-    ctx = BuildContext(
-        hardware=ReferenceHardware(), dtype=torch.float32, parallel=ParallelGroup(rank=1, size=8),
-        quantization=Everything(BlockFP8()),
-    )  # fmt: skip
+    ctx = context(BlockFP8(), 1, 8)
     with pytest.raises(UnsupportedError, match="down_proj: this rank's columns start at 40, within a block of 128"):
         RowParallelLinear(320, 72, ctx=ctx, prefix="down_proj")
 
 
 def test_published_widths_are_cut_on_blocks_or_within() -> None:
     """576 rows end within a block; 512 experts' features over 8 ranks leave 64 to each."""
-    ctx = BuildContext(
-        hardware=ReferenceHardware(), dtype=torch.bfloat16, parallel=ParallelGroup(rank=3, size=8),
-        quantization=Everything(BlockFP8()),
-    )  # fmt: skip
+    ctx = context(BlockFP8(), 3, 8, dtype=torch.bfloat16)
     with torch.device("meta"):
         down = RowParallelLinear(512, 576, ctx=ctx, prefix="down_proj")
         wide = RowParallelLinear(16384, 7168, ctx=ctx, prefix="o_proj")
@@ -437,4 +409,4 @@ def test_tensors_and_scales_add_up(tmp_path: Path, change: Any, expected: str) -
     change(stored)
     save_file(stored, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match=expected):
-        load(tmp_path, Everything(BlockFP8()))
+        load(tmp_path, BlockFP8())

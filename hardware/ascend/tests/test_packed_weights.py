@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.packed_toys import FORMATS, FUSED, GPTQ, WEIGHT_MAP, OfOneScheme, Toy, save, scheme_of
+from tests.unit.one_scheme import OfOneScheme
+from tests.unit.packed_toys import FORMATS, FUSED, GPTQ, WEIGHT_MAP, Toy, save, scheme_of
 
 from trunnion.config import BuildContext
 from trunnion.interfaces.collectives import ParallelGroup
