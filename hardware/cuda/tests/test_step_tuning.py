@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from tests.conformance.test_executor import batch_of, run
 from tests.conformance.tiny_llama import write_tiny_llama
 
 from trunnion.config import ExecutorConfig
-from trunnion.contract import Limits
+from trunnion.contract import BatchCounts, Limits, WarmUpReport
 from trunnion.interfaces.attention import AttentionSpec, MLASpec, RecurrentSpec
+from trunnion.interfaces.runner import Bucket
 from trunnion.runner.buckets import Buckets
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_cuda import runner
@@ -23,10 +25,11 @@ from trunnion_cuda.capture import CudaCapture
 from trunnion_cuda.device_clock import LAUNCHES, REPLAYS, time_call
 from trunnion_cuda.hardware import CudaHardware
 from trunnion_cuda.kernels.tuning import TUNER, Budget
-from trunnion_cuda.step_tuning import TunedGroup, TuningLimits
+from trunnion_cuda.step_tuning import TunedGroup, TuningLimits, tune_steps
+from trunnion_cuda.tuned_choices import ChoicesFile
 
 DEVICE = torch.device("cuda", 0)
-LIMITS = Limits(max_num_tokens=8, max_num_seqs=2, max_model_len=32, max_logits_rows=2, block_size=4)
+LIMITS = Limits(max_num_tokens=4, max_num_seqs=2, max_model_len=32, max_logits_rows=2, block_size=4)
 KERNELS = {"gated_activation", "rms_norm", "rotary_embedding", "paged_attention"}
 
 
@@ -91,9 +94,39 @@ def test_everything_a_step_launches_is_timed_once(clock: Clock, tmp_path: Path) 
     report = again.warm_up()
     assert clock.timed == timed and TUNER.choices() == choices and report.untuned == {}
     assert all(text.startswith("0 choices made, ") for text in report.tuned.values())
-    for lengths in ((1,), (5, 3), (8,)):
+    for lengths in ((1,), (3, 1), (4,)):
         run(again, batch_of(*lengths))
     assert clock.timed == timed and TUNER.choices() == choices, "a step was timed"
+
+
+class Stages:
+    """Steps that say how many tokens they have, and a runner that only combines the states of those it is given."""
+
+    combines, groups, shows_progress = True, (), False
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.combined: list[int] = []
+
+    def stage(self, buffer_set: int, counts: BatchCounts, bucket: Bucket) -> Any:
+        return SimpleNamespace(device=SimpleNamespace(input_ids=torch.zeros(bucket.num_tokens, dtype=torch.int32)))
+
+    def forward(self, step: Any) -> torch.Tensor:
+        return torch.zeros(len(step.device.input_ids), 1)
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    def combine(self, step: Any) -> None:
+        self.combined.append(len(step.device.input_ids))
+
+
+def test_what_a_draft_combines_is_timed(tmp_path: Path) -> None:
+    """At every size that is captured: a layer of its own makes one state of its target's."""
+    found, buckets = Stages(), Buckets(LIMITS)
+    options = {"tuner": TUNER, "measure": Clock(), "limits": TuningLimits(), "file": ChoicesFile(tmp_path / "file")}
+    tune_steps(found, buckets, found, WarmUpReport(), **options)  # type: ignore[arg-type]
+    assert found.combined == sorted(buckets.tokens, reverse=True)
 
 
 def test_timing_leaves_the_caches(clock: Clock, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from trunnion.contract import BatchCounts, WarmUpReport
+from trunnion.interfaces.attention import StepInputs
 from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
 from trunnion.runner.buckets import Buckets
 from trunnion_cuda.kernels.tuning import Budget, Measure, Tuner
@@ -81,22 +82,29 @@ def report_stand_ins(report: WarmUpReport, tuner: Tuner) -> None:
 
 
 def _operators(runner: Runner, buckets: Buckets, inputs: StepSource) -> Iterator[Callable[[], object]]:
-    """The model on padded steps of no requests, in which groups have nothing to do; and its head."""
+    """The model on padded steps of no requests, in which groups have nothing to do; what a draft combines; the head."""
     vocabulary = _vocabulary_size(runner)
     for num_tokens in reversed(buckets.tokens):
         yield lambda size=num_tokens: _forward(runner, inputs, size, vocabulary)
+    if runner.combines:
+        for num_tokens in reversed(buckets.tokens):
+            yield lambda size=num_tokens: runner.combine(_stage(inputs, size))
     for num_logits in reversed(buckets.logits):
         yield lambda rows=num_logits: _outputs(runner, inputs, rows)
 
 
 def _forward(runner: Runner, inputs: StepSource, num_tokens: int, vocabulary: int) -> torch.Tensor:
-    step = inputs.stage(0, BatchCounts(), Bucket(mode=Mode.PIECEWISE, num_tokens=num_tokens, num_reqs=0, num_logits=0))
+    step = _stage(inputs, num_tokens)
     # Rows of one token would all choose the same experts.
     ids = step.device.input_ids
     ids.copy_(torch.arange(num_tokens, dtype=ids.dtype, device=ids.device) % vocabulary)
     for group in runner.groups:
         group.plan(step)
     return runner.forward(step)
+
+
+def _stage(inputs: StepSource, num_tokens: int) -> StepInputs:
+    return inputs.stage(0, BatchCounts(), Bucket(mode=Mode.PIECEWISE, num_tokens=num_tokens, num_reqs=0, num_logits=0))
 
 
 def _outputs(runner: Runner, inputs: StepSource, num_logits: int) -> torch.Tensor:
