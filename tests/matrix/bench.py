@@ -54,20 +54,28 @@ class Bench:
 
 
 def load_bench(
-    card: Card, hardware: str, dtype: str, reference: Reference, *, execution: Mode | None = None, **parallel: Any
+    card: Card,
+    hardware: str,
+    dtype: str,
+    reference: Reference,
+    *,
+    execution: Mode | None = None,
+    max_num_tokens: int | None = None,
+    **parallel: Any,
 ) -> Bench:
     """Load the reference's checkpoint through an executor; `parallel` are the `tp_` fields of ExecutorConfig.
 
-    With an `execution` the package goes no further than that.
+    With an `execution` the package goes no further than that. Steps have room for all sequences of the card, or for
+    `max_num_tokens`.
     """
     package = registry.hardware(hardware)
     block_size = block_size_for(package, card.block_size)
-    total = sum(card.seq_lens)
+    largest_step = max_num_tokens or sum(card.seq_lens)
     limits = Limits(
-        max_num_tokens=total,
+        max_num_tokens=largest_step,
         max_num_seqs=SEQUENCES_AT_ONCE,
         max_model_len=card.max_model_len,
-        max_logits_rows=total,
+        max_logits_rows=largest_step,
         block_size=block_size,
         max_encoder_rows=encoder_rows(card, SEQUENCES_AT_ONCE),
     )

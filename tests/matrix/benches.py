@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from trunnion.config import DTYPES
-from trunnion.interfaces.runner import Mode
 
 from .bench import Bench, load_bench
 from .cases import Case
@@ -18,14 +17,15 @@ class Benches:
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
         self._reference: tuple[tuple[str, str], Reference] | None = None
-        self._bench: tuple[tuple[str, str, str, Mode | None], Bench] | None = None
+        self._bench: tuple[tuple[object, ...], Bench] | None = None
 
-    def open(self, case: Case) -> Bench:
-        """The bench of a case."""
-        key = (case.card.name, case.hardware, case.dtype, case.execution)
+    def open(self, case: Case, *, max_num_tokens: int | None = None) -> Bench:
+        """The bench of a case; `max_num_tokens` as `load_bench` takes it."""
+        options = {"execution": case.execution, "max_num_tokens": max_num_tokens}
+        key = (case.card.name, case.hardware, case.dtype, *options.values())
         if self._bench is None or self._bench[0] != key:
             self.close()
-            bench = load_bench(case.card, case.hardware, case.dtype, self._refer_to(case), execution=case.execution)
+            bench = load_bench(case.card, case.hardware, case.dtype, self._refer_to(case), **options)
             self._bench = key, bench
         return self._bench[1]
 

@@ -22,7 +22,7 @@ simulator = pytest.importorskip("cuda_simulator")
 if torch.cuda.get_device_name() != "simulated":
     pytest.skip("a real device is as late as it is", allow_module_level=True)
 
-LIMITS = Limits(max_num_tokens=24, max_num_seqs=4, max_model_len=64, max_logits_rows=8, block_size=4)
+LIMITS = Limits(max_num_tokens=16, max_num_seqs=4, max_model_len=64, max_logits_rows=8, block_size=4)
 NOT_THERE = -5.0
 
 
@@ -42,7 +42,7 @@ class Host(HostDouble):
         self.requests = [self.add(rng.choices(range(VOCAB), k=LIMITS.max_model_len)) for _ in lengths]
         for request, length in zip(self.requests, lengths, strict=True):
             while request.computed < length:
-                self.step([Chunk(request, min(24, length - request.computed), (0,))])
+                self.step([Chunk(request, min(LIMITS.max_num_tokens, length - request.computed), (0,))])
         for buffer in self.executor.input_buffers():
             buffer.output_rows.fill_(NOT_THERE)
 

@@ -35,7 +35,7 @@ def _serve(folder: Path, prefix_levels: int) -> tuple[list[list[Event]], Stats]:
     """Greedy tokens of all prompts at once, whose beginning an earlier request has left in the cache."""
     config = HostConfig(
         model=str(folder), hardware="cuda", dtype="bfloat16", max_model_len=64, block_size=4, max_num_seqs=4,
-        max_num_tokens=24, prefix_levels=prefix_levels, exit_on_fatal=False, watchdog_s=240.0,
+        max_num_tokens=16, prefix_levels=prefix_levels, exit_on_fatal=False, watchdog_s=240.0,
     )  # fmt: skip
     rng = random.Random(3)
     begin = rng.choices(range(VOCAB), k=SHARED)

@@ -1,4 +1,4 @@
-"""Puts the interpreter's conversions right, and gives tests seeded tensors and outputs that start as NaN."""
+"""Puts the interpreter's conversions right, and gives tests seeded tensors, outputs of NaN and counts of nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from cuda_simulator import triton_numerics
 
+from trunnion.ops import registry
 from trunnion_cuda.kernels.tuning import Config, Space
 
 
@@ -35,6 +36,12 @@ def outputs_start_as_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(torch, "empty", poisoned)
     yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_declined() -> None:
+    """Calls that went to a reference are counted of one test."""
+    registry.OPERATORS.reset_declined()
 
 
 @pytest.fixture

@@ -89,7 +89,6 @@ def test_what_cannot_be_quantised_is_named(randn: Randn) -> None:
 
 
 def test_what_the_kernel_cannot_take_is_declined_with_a_reason(randn: Randn) -> None:
-    registry.OPERATORS.reset_declined()
     x, weight = randn(6, 4).t(), randn(6)
     assert torch.equal(norm.rms_norm(x, weight, EPS, False), REFERENCE("rms_norm")(x, weight, EPS, False))
     assert registry.declined() == {("rms_norm", "rows that are no view of at most three dimensions"): 1}

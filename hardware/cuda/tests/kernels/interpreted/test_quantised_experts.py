@@ -28,7 +28,6 @@ Randn = Callable[..., torch.Tensor]
 def a_late_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that multiplies e4m3: the interpreter has no device to ask."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    registry.OPERATORS.reset_declined()
 
 
 @dataclass(frozen=True)
@@ -237,4 +236,3 @@ def test_what_the_kernel_cannot_take_is_declined_with_a_reason(randn: Randn, mon
         ("block_fp8_experts", "strided routing"),
         ("block_fp8_experts", "float8_e4m3fn before compute capability 8.9"),
     }
-    registry.OPERATORS.reset_declined()
