@@ -14,9 +14,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from trunnion.ops.moe import experts_by_token
 from trunnion_cpu.native import Native, native
 
 HIDDEN, INNER, VOCABULARY, GROUP = 576, 1536, 49152, 64
+EXPERTS, TOP_K = 32, 4
 ROWS = (1, 8, 32)
 SAMPLE_SECONDS = 0.004
 Call = Callable[[], object]
@@ -69,7 +71,14 @@ def _pairs(rows: int, dtype: torch.dtype) -> dict[str, tuple[Call, Call]]:
     codes = torch.randint(-127, 128, (VOCABULARY, HIDDEN), dtype=torch.int8)
     nibbles = torch.randint(0, 256, (VOCABULARY, HIDDEN // 2), dtype=torch.uint8)
     row_scales, group_scales = torch.rand(VOCABULARY), torch.rand(VOCABULARY, HIDDEN // GROUP).to(dtype)
+    w13 = torch.randn(EXPERTS, 2 * HIDDEN, HIDDEN).to(dtype)
+    w2 = torch.randn(EXPERTS, HIDDEN, HIDDEN).to(dtype)
+    routing = torch.topk(torch.rand(rows, EXPERTS), TOP_K)
     return {
+        f"{TOP_K} of {EXPERTS} experts": (
+            lambda: operators.fused_experts(x, w13, w2, *routing),
+            lambda: experts_by_token(x, w13, w2, *routing),
+        ),
         "lm_head": (lambda: operators.linear(x, head, None), lambda: F.linear(x, head)),
         "16 x gate_up_proj": (
             lambda: [operators.linear(x, weight, None) for weight in layers],

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trunnion.ops.moe import experts_by_token
 from trunnion.ops.registry import decline
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -16,9 +17,13 @@ OPERANDS: Mapping[str, tuple[int, ...]] = {
     "silu_and_mul": (0,),
     "w8a8_linear": (0, 4),
     "grouped_int_linear": (0, 2, 4),
+    "fused_experts": (0, 1, 2, 5, 6),
 }
 """Operators of `trunnion` that `trunnion_cpu` has under the same name and with the same arguments, and the numbers of
 those arguments that are of one dtype, of DTYPES."""
+
+TORCHS: Mapping[str, Callable[..., Any]] = {"fused_experts": experts_by_token}
+"""What computes, without a count, where the native operator does not: it would take much longer in the reference."""
 
 
 def native_kernels() -> Mapping[str, Callable[..., Any]]:
@@ -36,7 +41,8 @@ def direct(function: Any, args: Sequence[Any]) -> Any:
 
 def why_not(name: str, args: Sequence[Any]) -> str | None:
     """Why the native operator `name` does not take these arguments."""
-    dtypes = {args[number].dtype for number in OPERANDS[name] if args[number] is not None}
+    operands = (args[number] for number in OPERANDS[name] if number < len(args))
+    dtypes = {operand.dtype for operand in operands if operand is not None}
     if len(dtypes) > 1:
         return f"arguments of several dtypes: {', '.join(sorted(map(str, dtypes)))}"
     (dtype,) = dtypes
@@ -52,11 +58,11 @@ def _operator(name: str) -> Any:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    operator = _operator(name)
+    operator, torchs = _operator(name), TORCHS.get(name)
 
     def kernel(*args: Any) -> Any:
-        if reason := why_not(name, args):
-            return decline(name, reason, *args)
-        return operator(*args)
+        if (reason := why_not(name, args)) is None:
+            return operator(*args)
+        return torchs(*args) if torchs is not None else decline(name, reason, *args)
 
     return kernel

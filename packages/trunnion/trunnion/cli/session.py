@@ -14,7 +14,7 @@ from trunnion.cli.host import Host, HostOptions, Sampling
 from trunnion.cli.images import Prompt, Prompts, takes_images
 from trunnion.cli.messages import UsageProblem, note
 from trunnion.cli.sampling_options import BLOCK_SIZE, LARGEST, SamplingOptions, resolve_max_model_len
-from trunnion.cli.threads import default_threads
+from trunnion.cli.threads import default_threads, excess, usable_cores
 from trunnion.config import DTYPES, KV_CACHE_DTYPES
 from trunnion.contract import Limits
 from trunnion.hf_config import max_positions, read_config
@@ -145,6 +145,8 @@ class ModelPlan:
             raise UsageProblem(f"--max-num-tokens {max_num_tokens} is below the {max_num_seqs} requests of a step")
         # No step can be larger, and buffers are sized from it.
         max_num_tokens = min(max_num_tokens, max_num_seqs * self.max_model_len)
+        if options.threads is not None and (warning := excess(options.threads, options.tp, usable_cores())):
+            note(warning)
         host_options = HostOptions(
             model=self.text.path,
             hardware=options.hardware,

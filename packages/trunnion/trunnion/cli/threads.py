@@ -10,14 +10,27 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS if set, else the physical cores this process may use, within its container's quota."""
+    """OMP_NUM_THREADS if set, else `usable_cores`."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    return int(asked) if asked.isdigit() and int(asked) > 0 else usable_cores()
+
+
+def usable_cores() -> int:
+    """The physical cores this process may use, within its container's quota."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = physical_cores(allowed, _TOPOLOGY)
     quota = cpu_quota(_QUOTA)
     return max(1, min(cores, quota) if quota is not None else cores)
+
+
+def excess(threads: int, processes: int, cores: int) -> str | None:
+    """What to say of more threads than there are cores, None where there are enough."""
+    if threads * processes <= cores:
+        return None
+    each = "" if processes == 1 else f" of each of {processes} processes"
+    return (
+        f"--threads {threads}{each} on {cores} usable cores: threads will wait for each other; choices: 1 ... {cores}"
+    )
 
 
 def physical_cores(allowed: set[int], topology: Path) -> int:
