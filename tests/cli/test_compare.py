@@ -95,6 +95,12 @@ def test_either_side_may_be_any(way: str, against: str, names: tuple[str, str], 
     assert max(errors.values()) <= found["tolerance"]
 
 
+def test_the_adapter_does_not_say_that_there_is_no_port_where_there_is(tmp_path: Path, cli: Cli) -> None:
+    outcome = cli("compare", save("llama", tmp_path / "llama"), "--way", "adapter", "--against", "port")
+    assert "adapter: in the place of the port of LlamaForCausalLM; the module of transformers" in outcome.err
+    assert "no port of" not in outcome.err
+
+
 @pytest.fixture
 def swapped_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Qwen3's second layer the norm of queries is that of keys."""

@@ -1,18 +1,20 @@
-"""What transformers would make of a checkpoint's tensors: its own loading on the meta device, where nothing is read."""
+"""What transformers makes of a checkpoint's tensors: those it used, left out, or has no place for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
-from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
+from trunnion.adapter.streaming import fill
 from trunnion.interfaces.model import TensorAccount
 from trunnion.weights.source import TensorInfo
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import LoadStateDictInfo
 
 LEFT_OUT = "transformers' class leaves them out"
 
@@ -20,20 +22,18 @@ LEFT_OUT = "transformers' class leaves them out"
 def account(module: PreTrainedModel, infos: Mapping[str, TensorInfo], dtype: torch.dtype) -> TensorAccount:
     """Put tensors of the headers' shapes where transformers would put those of the files. `module` lies on meta."""
     there = {name: torch.empty(info.shape, dtype=info.dtype, device="meta") for name, info in infos.items()}
-    settings = LoadStateDictConfig(
-        device_map={"": torch.device("meta")},
-        dtype=dtype,
-        dtype_plan=module._get_dtype_plan(dtype),
-        weight_mapping=get_model_conversion_mapping(module, None, None),
-    )
     was_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        found, _ = convert_and_load_state_dict_in_model(module, there, settings)
+        found = fill(module, there, dtype=dtype, device=torch.device("meta"))
     finally:
         if was_shown:
             logging.enable_progress_bar()
-    module.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
+    return account_of(module, found, infos)
+
+
+def account_of(module: PreTrainedModel, found: LoadStateDictInfo, infos: Mapping[str, TensorInfo]) -> TensorAccount:
+    """What `fill` has found, but for what the module's class says may be left out or left over."""
     spare = set(found.unexpected_keys)
     module._adjust_missing_and_unexpected_keys(found)
     left_out = sorted(spare - found.unexpected_keys)

@@ -1,8 +1,7 @@
-"""Loads an adapted model's weights as transformers does, with the account that ports give."""
+"""Loads an adapted model: weights as transformers would, with the account that ports give, then the self-test."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +10,19 @@ from typing import TYPE_CHECKING
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from trunnion.adapter.account import account_of
 from trunnion.adapter.self_test import settle
+from trunnion.adapter.streaming import fill, stored_tensors
 from trunnion.errors import WeightsError
 from trunnion.weights.report import WeightReport, first_names
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from trunnion.adapter.model import AdaptedCausalLM
+    from trunnion.interfaces.model import TensorAccount
     from trunnion.weights.checkpoint import Checkpoint
 
 
@@ -28,7 +31,8 @@ def load(
 ) -> WeightReport:
     """Fill `model` from `checkpoint`, on `device`, and test its ways there until one will do.
 
-    Transformers loads into host memory first. What its classes say may be left out or left over, may be.
+    Weights go to the device a few tensors at a time. Of several ranks each needs the whole module for the self-test: it
+    stays on the host, in views of the files where transformers takes tensors as they are stored.
 
     Raises:
         WeightsError: a tensor is missing, left over or of another shape.
@@ -36,39 +40,47 @@ def load(
     """
     start = time.perf_counter()
     with _progress_bars(progress):
-        module, info = AutoModelForCausalLM.from_pretrained(
-            Path(checkpoint.path), dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True
-        )
-    for what, verb in (("missing_keys", "missing"), ("unexpected_keys", "unexpected"), ("mismatched_keys", "misfit")):
-        if names := sorted(map(str, info[what])):
-            raise WeightsError(f"{checkpoint.path}: {len(names)} tensors {verb}: {first_names(names)}")
+        module, found = read_module(model, checkpoint, dtype, device if model.is_alone else None)
     module = module.eval().requires_grad_(False)
-    num_parameters, names = len(list(module.parameters())), module.state_dict().keys()
+    num_parameters = len(list(module.parameters()))
     model.attach(module, device)
     error = settle(model, device)
     model.settle()
     infos = checkpoint.source.infos
-    patterns = module._keys_to_ignore_on_load_unexpected or ()
-    # A pattern may fit what is loaded as well: transformers asks it of what has no place alone.
-    others = infos.keys() - names
-    left_out = tuple(sorted(name for name in others if any(re.search(pattern, name) for pattern in patterns)))
     return WeightReport(
         source=f"{checkpoint.path}, by transformers",
         num_parameters=num_parameters,
-        num_used=len(infos) - len(left_out),
-        ignored={"transformers' class leaves them out": left_out} if left_out else {},
+        num_used=found.used,
+        ignored={reason: tuple(names) for reason, names in found.ignored.items()},
         tied=(),
         conversions={},
         bytes_read=sum(each.nbytes for each in infos.values()),
         bytes_loaded=sum(each.numel() * each.element_size() for each in model.module.parameters()),
         seconds=time.perf_counter() - start,
         notes=(
-            f"adapter: no port of {type(module).__name__}; the module of transformers {transformers.__version__} runs "
+            f"adapter: {model.why_adapted}; the module of transformers {transformers.__version__} runs "
             f"on this repository's attention, and its self-test is off by {error:.1e} of the logits",
             *model.notes(),
             model.describe(),
         ),
     )
+
+
+def read_module(
+    model: AdaptedCausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | None
+) -> tuple[PreTrainedModel, TensorAccount]:
+    """The whole module with the weights of `checkpoint`, on `device`, or on the host if it is None.
+
+    Raises:
+        WeightsError: a tensor is missing, left over or of another shape.
+    """
+    module, infos = model.make_whole(), checkpoint.source.infos
+    with stored_tensors(Path(checkpoint.path), infos, device) as tensors:
+        found = fill(module, tensors, dtype=dtype, device=device or torch.device("cpu"))
+    settled = account_of(module, found, infos)
+    for kind, names in settled.problems.items():
+        raise WeightsError(f"{checkpoint.path}: {len(names)} tensors {kind}: {first_names(list(names))}")
+    return module, settled
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from trunnion import registry
 from trunnion.adapter import activations, attention, experts, parallel, ropes
 from trunnion.adapter.account import account
 from trunnion.adapter.flat_cache import FlatCache
@@ -123,7 +124,7 @@ class AdaptedCausalLM(nn.Module):
         try:
             self._build(read_config(config.published), ctx)
         except UnsupportedError as error:
-            raise UnsupportedError(f"no port of {config.published['architectures'][0]}; adapter: {error}") from error
+            raise UnsupportedError(f"{self.why_adapted}; adapter: {error}") from error
 
     def _build(self, hf_config: PretrainedConfig, ctx: BuildContext) -> None:
         if ctx.quantization is not None:
@@ -165,9 +166,24 @@ class AdaptedCausalLM(nn.Module):
 
     def account(self, infos: Mapping[str, TensorInfo]) -> TensorAccount:
         """See `LoadsItself`."""
+        return account(self.make_whole(), infos, self._ctx.dtype)
+
+    @property
+    def why_adapted(self) -> str:
+        """That there is no port, or that this takes its place."""
+        name = self.config.published["architectures"][0]
+        has_port = any(name in family.architectures for family in registry.model_families())
+        return f"in the place of the port of {name}" if has_port else f"no port of {name}"
+
+    def make_whole(self) -> PreTrainedModel:
+        """Transformers' module, on meta, with nothing changed or cut."""
         with torch.device("meta"):
-            whole = AutoModelForCausalLM.from_config(read_config(self.config.published), dtype=self._ctx.dtype)
-        return account(whole, infos, self._ctx.dtype)
+            return AutoModelForCausalLM.from_config(read_config(self.config.published), dtype=self._ctx.dtype)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it runs on one rank."""
+        return self._ctx.parallel.size == 1
 
     @contextmanager
     def as_published(self) -> Iterator[PreTrainedModel]:

@@ -6,6 +6,7 @@ What it is given and returns was looked at once, by the trial: which dimension o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,6 +54,20 @@ class UnitPlan:
     calls: list[UnitCall] = field(default_factory=list)
     kept: dict[tuple[int, str], tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
     """(layer, name) -> shape and dtype: of one request's state, or of one token's row."""
+
+    @property
+    def state_bytes(self) -> int:
+        """What is kept of each request."""
+        return self._bytes(lambda name: name not in ROW_NAMES)
+
+    @property
+    def row_bytes(self) -> int:
+        """What is kept of each token."""
+        return self._bytes(lambda name: name in ROW_NAMES)
+
+    def _bytes(self, is_counted: Callable[[str], bool]) -> int:
+        kept = ((shape, dtype) for (_, name), (shape, dtype) in self.kept.items() if is_counted(name))
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in kept)
 
 
 @dataclass

@@ -19,7 +19,6 @@ from trunnion.adapter.trial import Findings, Seen
 from trunnion.adapter.units import LayerRows, LayerState, StepCaches, Unit, make_layers
 from trunnion.config import BuildContext
 from trunnion.errors import UnsupportedError
-from trunnion.interfaces.attention import LayerStateSpec
 from trunnion.layers.attention import Attention
 
 
@@ -60,7 +59,7 @@ class Way:
     @property
     def keeps_states(self) -> bool:
         """Whether a module keeps more than rows of tokens."""
-        return any(isinstance(layer.spec, LayerStateSpec) for layer in self._kept())
+        return any(plan.state_bytes for plan in self.findings.units.values())
 
     def describe(self) -> str:
         """One line for the load's report."""
@@ -71,10 +70,8 @@ class Way:
         eager = f", {self.why_eager}" if self.why_eager else ""
         if not units:
             return f"adapter: flat, all requests of a step in one row of tokens{latents}{eager}"
-        tensors = [tensor for layer in self._kept() for tensor in layer.spec.tensors]  # type: ignore[union-attr]
-        states = [t for layer in self._kept() if isinstance(layer.spec, LayerStateSpec) for t in layer.spec.tensors]
-        state_bytes = sum(tensor.bytes_per_block for tensor in states)
-        row_bytes = sum(tensor.bytes_per_block for tensor in tensors) - state_bytes
+        state_bytes = sum(plan.state_bytes for plan in units.values())
+        row_bytes = sum(plan.row_bytes for plan in units.values())
         others = {seen.module for seen in self.findings.calls}
         what = "the decoder runs" if self.is_whole else f"{len(units)} of {len(units) + len(others)} mixers run"
         turns = ", token by token where a request goes on" if self.one_by_one else ""
@@ -83,10 +80,6 @@ class Way:
             f"with {state_bytes:,} bytes of state per request and {row_bytes:,} per token{latents}{eager} "
             f"({self.why_not_before or self.findings.why_split})"
         )
-
-    def _kept(self) -> list[LayerState | LayerRows]:
-        plans = self.findings.units.values()
-        return [each for plan in plans for found in make_layers(plan, self.num_qo_heads).values() for each in found]
 
 
 class InstalledWay:
