@@ -17,6 +17,7 @@ from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
 from trunnion.runner.buckets import ladder
 from trunnion_cpu.kernels.native import DTYPES, direct
 from trunnion_cpu.large_pages import to_large_pages
+from trunnion_cpu.methods import MOST_ROWS
 from trunnion_cpu.native import Absent, Native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.tape import TapeRecorder
@@ -54,6 +55,8 @@ class TapedRunner(Runner):
         self._logit_sizes = taped_sizes(limits.max_logits_rows)
         self._why_eager = "warm_up has not run"
         self._torch_works = not all(isinstance(group, NativeAttentionGroup) for group in groups)
+        self._native_rows = 0
+        """Tokens up to which no product of a step is torch's, if none is in the tapes."""
         self._bodies: dict[int, Play] = {}
         self._heads: dict[int, Play] = {}
 
@@ -103,14 +106,15 @@ class TapedRunner(Runner):
         self.plan(step)
         body, head = self._bodies.get(bucket.num_tokens), self._heads.get(bucket.num_logits)
         if bucket.mode is Mode.PIECEWISE and body is not None and (head is not None or bucket.num_logits == 0):
-            with self._threads():
+            with self._threads(0):
                 hidden = body()
                 rows = hidden[:0] if head is None else head(hidden)
             self.counters.replays += 1
             return hidden, rows
         self.counters.eager["no tokens" if not bucket.num_tokens else self._why_eager] += 1
-        hidden = self.forward(step)
-        return hidden, self.head(hidden.index_select(0, step.device.logits_indices))
+        with self._threads(bucket.num_tokens):
+            hidden = self.forward(step)
+            return hidden, self.head(hidden.index_select(0, step.device.logits_indices))
 
     def write_rows(self, rows: torch.Tensor, output: torch.Tensor) -> None:
         if isinstance(self._native, Native) and rows.dtype in DTYPES and output.dtype == torch.float32:
@@ -118,9 +122,9 @@ class TapedRunner(Runner):
         else:
             super().write_rows(rows, output)
 
-    def _threads(self) -> AbstractContextManager[None]:
-        """Whose threads compute while a tape plays."""
-        if self._torch_works or not isinstance(self._native, Native):
+    def _threads(self, rows: int) -> AbstractContextManager[None]:
+        """Whose threads compute in a step of the model's Python with `rows` tokens; 0: while a tape plays."""
+        if self._torch_works or not isinstance(self._native, Native) or rows > self._native_rows:
             return nullcontext()
         return self._native.alone()
 
@@ -146,6 +150,8 @@ class TapedRunner(Runner):
         finally:
             self._breaks.detach()
         self._note_work(recorder)
+        if isinstance(self._native, Native):
+            self._native_rows = MOST_ROWS.get((self._native.isa, hidden.dtype), 0)
         self._bodies[num_tokens] = recorder.play(hidden)
         return hidden
 
