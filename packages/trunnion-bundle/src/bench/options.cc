@@ -1,11 +1,10 @@
 #include "bench/options.h"
 
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <map>
 #include <stdexcept>
+
+#include "command_line/command_line.h"
 
 namespace trunnion::bundle {
 namespace {
@@ -59,7 +58,7 @@ std::vector<int64_t> list(const std::string& option, const std::string& text) {
 
 BenchOptions read_bench_options(int count, char** arguments) {
   BenchOptions options;
-  const std::map<std::string, std::function<void(const std::string&, const std::string&)>> known = {
+  options.server = read_words(count, arguments, kUsage, {
       {"--model", [&](auto&, auto& text) { options.model = text; }},
       {"--request", [&](auto&, auto& text) { options.request = text; }},
       {"--rows", [&](auto& option, auto& text) { options.rows = list(option, text); }},
@@ -74,23 +73,7 @@ BenchOptions read_bench_options(int count, char** arguments) {
       {"--recorded", [&](auto&, auto& text) { options.recorded = text; }},
       {"--bundle", [&](auto&, auto& text) { options.bundle = text; }},
       {"--json", [&](auto&, auto& text) { options.json = text; }},
-  };
-  for (int i = 1; i < count; ++i) {
-    const std::string word = arguments[i];
-    if (word == "--help" || word == "-h") {
-      std::fputs(kUsage, stdout);
-      std::exit(0);
-    }
-    const auto option = known.find(word);
-    if (option != known.end()) {
-      if (i + 1 == count) throw std::invalid_argument(word + " has no value");
-      option->second(word, arguments[++i]);
-    } else if (word.rfind("--", 0) != 0 && options.server.empty()) {
-      options.server = word;
-    } else {
-      throw std::invalid_argument("unknown argument " + word + "; see --help");
-    }
-  }
+  });
   if (!options.shadow.empty()) {
     if (options.server.empty() || options.recorded.empty() || options.bundle.empty()) {
       throw std::invalid_argument("with --shadow, HOST:PORT, --recorded and --bundle are needed; see --help");

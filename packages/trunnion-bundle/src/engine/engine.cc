@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <filesystem>
+#include <fstream>
 
 #include "bundle/errors.h"
 
@@ -20,6 +22,13 @@ const trn_engine_api& api_of(void* library, const std::string& path) {
                         " of the engines' interface, this program has " + std::to_string(TRN_ENGINE_ABI_VERSION));
   }
   return *api;
+}
+
+// What an engine's build has put beside it for who cannot load it: engine_NAME.needs.txt, one line.
+std::string needs_of(const std::string& library) {
+  std::ifstream file(std::filesystem::path(library).replace_extension(".needs.txt"));
+  std::string line;
+  return std::getline(file, line) ? "; it needs " + line : "";
 }
 
 class LoadedEngine final : public Engine {
@@ -67,7 +76,7 @@ class LoadedEngine final : public Engine {
 std::unique_ptr<Engine> open_engine(const std::string& library, const EngineOptions& options) {
   // Never closed: frameworks do not survive being unloaded.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw EngineRefused(std::string("the engine cannot be loaded: ") + dlerror());
+  if (handle == nullptr) throw EngineRefused(std::string("the engine cannot be loaded: ") + dlerror() + needs_of(library));
   return std::make_unique<LoadedEngine>(api_of(handle, library), options);
 }
 

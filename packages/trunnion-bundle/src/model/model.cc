@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/engine_places.h"
 #include "plugin/plugin.h"
 
 namespace trunnion::bundle {
@@ -82,7 +83,7 @@ void Model::open(const LoadOptions& options) {
 }
 
 void Model::open_on(const Lowering& lowering, const LoadOptions& options) {
-  const std::string library = (options.engines / ("engine_" + lowering.engine + ".so")).string();
+  const std::string library = find_engine(lowering.engine, options.engines).string();
   for (const auto& [name, spec] : contract().signatures) {
     EngineOptions given{.bundle = bundle_.folder.string(), .lowering = lowering.json.dump(), .module = spec.module,
                         .contract = contract().modules.at(spec.module).json.dump(), .weights = {}, .num_runners = spec.batching.options.num_runners, .settings = options.settings};

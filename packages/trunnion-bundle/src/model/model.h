@@ -19,7 +19,7 @@
 namespace trunnion::bundle {
 
 struct LoadOptions {
-  std::filesystem::path engines;  // folder of engine_NAME.so
+  std::filesystem::path engines;  // folder of engine_NAME.so; empty = where find_engine() looks
   std::string platform;           // "" = the first that runs here
   std::string settings = "{}";    // for engines, as JSON
   bool allows_plugins = false;    // to run code that bundles bring

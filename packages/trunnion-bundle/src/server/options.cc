@@ -1,12 +1,10 @@
 #include "server/options.h"
 
 #include <charconv>
-#include <cstdio>
-#include <cstdlib>
-#include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+
+#include "command_line/command_line.h"
 
 namespace trunnion::bundle {
 namespace {
@@ -20,7 +18,7 @@ output names the ports once the models that could be loaded are ready; SIGTERM f
   --grpc-port PORT     0 = one that is free (8001)
   --http-port PORT     HTTP, /metrics and health; 0 = one that is free (8000)
   --platform NAME      the lowering to run; default: the first of cuda, npu, cpu, pjrt that runs here
-  --engines FOLDER     where engine_NAME.so are; default: beside this program
+  --engines FOLDER     where engine_NAME.so are; default: beside this program, or ../lib/trunnion_bundle
   --settings JSON      an object for engines, such as {"pjrt_plugin": PATH}
   --allow-plugins      run the plugins that bundles bring: code of whoever wrote the bundle
   --no-jit             compile nothing: of PJRT only precompiled executables run, others are refused
@@ -51,8 +49,7 @@ std::string json_object(const std::string& option, const std::string& text) {
 
 Options read_options(int count, char** arguments) {
   Options options;
-  options.engines = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  const std::map<std::string, std::function<void(const std::string&, const std::string&)>> known = {
+  options.repository = read_words(count, arguments, kUsage, {
       {"--host", [&](auto&, auto& text) { options.host = text; }},
       {"--grpc-port", [&](auto& option, auto& text) { options.grpc_port = integer(option, text, 0, 65535); }},
       {"--http-port", [&](auto& option, auto& text) { options.http_port = integer(option, text, 0, 65535); }},
@@ -64,35 +61,11 @@ Options read_options(int count, char** arguments) {
       {"--poll-ms", [&](auto& option, auto& text) { options.poll = std::chrono::milliseconds(integer(option, text, 0, 3600000)); }},
       {"--drain-seconds", [&](auto& option, auto& text) { options.drain = std::chrono::seconds(integer(option, text, 0, 86400)); }},
       {"--max-message-mb", [&](auto& option, auto& text) { options.max_message_bytes = integer(option, text, 1, 2047) << 20; }},
-  };
-  for (int i = 1; i < count; ++i) {
-    const std::string word = arguments[i];
-    if (word == "--help" || word == "-h") {
-      std::fputs(kUsage, stdout);
-      std::exit(0);
-    }
-    if (word == "--allow-plugins") {
-      options.allows_plugins = true;
-      continue;
-    }
-    if (word == "--load-only") {
-      options.load_only = true;
-      continue;
-    }
-    if (word == "--no-jit") {
-      options.allows_jit = false;
-      continue;
-    }
-    const auto option = known.find(word);
-    if (option != known.end()) {
-      if (i + 1 == count) throw std::invalid_argument(word + " has no value");
-      option->second(word, arguments[++i]);
-    } else if (word.rfind("--", 0) != 0 && options.repository.empty()) {
-      options.repository = word;
-    } else {
-      throw std::invalid_argument("unknown argument " + word + "; see --help");
-    }
-  }
+  }, {
+      {"--allow-plugins", [&] { options.allows_plugins = true; }},
+      {"--load-only", [&] { options.load_only = true; }},
+      {"--no-jit", [&] { options.allows_jit = false; }},
+  });
   if (options.repository.empty()) throw std::invalid_argument("no REPOSITORY was given; see --help");
   if (!std::filesystem::is_directory(options.repository)) {
     throw std::invalid_argument("there is no folder " + options.repository.string());

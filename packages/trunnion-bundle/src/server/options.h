@@ -12,7 +12,7 @@ struct Options {
   std::string host = "127.0.0.1";
   int grpc_port = 8001, http_port = 8000;  // 0 = one that is free
   std::string platform;
-  std::filesystem::path engines;  // default: the folder of the program
+  std::filesystem::path engines;  // empty = where find_engine() looks
   std::string settings = "{}";
   bool allows_plugins = false, allows_jit = true;
   bool load_only = false;  // print what loading took, and end
