@@ -9,11 +9,9 @@
 
 #include "policy/batch_policy.h"
 #include "steps/program.h"
+#include "trunnion_bundle/code.h"
 
 namespace trunnion::bundle {
-
-enum class Code { kOk, kInvalid, kNotFound, kQueueFull, kDeadline, kCancelled, kUnavailable, kFault };
-const char* name_of(Code code);
 
 struct Answer {
   Code code = Code::kOk;
