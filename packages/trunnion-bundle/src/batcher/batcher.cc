@@ -101,6 +101,13 @@ int64_t Batcher::queued_rows() const {
   return policy_.queued_rows();
 }
 
+std::map<int32_t, Micros> Batcher::longest_waits() const {
+  const Lock lock(mutex_);
+  std::map<int32_t, Micros> waits;
+  for (const auto& [priority, arrival] : policy_.oldest_arrivals()) waits[priority] = clock_.now() - arrival;
+  return waits;
+}
+
 Batcher::Answers Batcher::apply(Actions& actions) {
   Answers expired;
   for (const uint64_t id : actions.expired) {

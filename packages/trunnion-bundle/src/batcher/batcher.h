@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -51,6 +52,8 @@ class Batcher {
   // Refuse what comes; true once everything that was queued has been answered, false at the timeout.
   bool drain(std::chrono::milliseconds timeout);
   int64_t queued_rows() const;
+  // How long the longest waiting request of each priority has waited; priorities of which none waits are absent.
+  std::map<int32_t, Micros> longest_waits() const;
 
  private:
   struct Assignment {

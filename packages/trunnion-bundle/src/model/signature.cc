@@ -65,7 +65,15 @@ bool Signature::submit(const RequestPtr& request, std::span<const WireTensor> in
 
 std::string Signature::metrics(const std::string& labels) const {
   const std::string mine = labels + ",signature=\"" + spec_.name + "\"";
-  return metrics_.text(mine) + "bundle_queue_rows{" + mine + "} " + std::to_string(batcher_->queued_rows()) + "\n";
+  std::string text = metrics_.text(mine) + "bundle_queue_rows{" + mine + "} " + std::to_string(batcher_->queued_rows()) + "\n";
+  const auto waits = batcher_->longest_waits();
+  for (int32_t level = 0; level < spec_.batching.options.num_priorities; ++level) {
+    const auto wait = waits.find(level);
+    const double seconds = wait == waits.end() ? 0 : static_cast<double>(wait->second) * 1e-6;
+    // Clients count from 1.
+    text += "bundle_queue_oldest_seconds{" + mine + ",priority=\"" + std::to_string(level + 1) + "\"} " + std::to_string(seconds) + "\n";
+  }
+  return text;
 }
 
 }  // namespace trunnion::bundle

@@ -129,6 +129,18 @@ Micros BatchPolicy::next_wake(Micros now) const {
   return wake;
 }
 
+std::map<int32_t, Micros> BatchPolicy::oldest_arrivals() const {
+  std::map<int32_t, Micros> found;
+  for (const auto& [key, queue] : queues_) {
+    // Within a priority the first came first.
+    for (auto entry = queue.begin(); entry != queue.end(); entry = queue.lower_bound({entry->first.first + 1, 0})) {
+      Micros& oldest = found.emplace(entry->first.first, kNever).first->second;
+      oldest = std::min(oldest, entry->second.arrival);
+    }
+  }
+  return found;
+}
+
 void BatchPolicy::expire(Micros now, Actions& actions) {
   while (!expiries_.empty() && expiries_.begin()->first <= now) {
     const uint64_t id = expiries_.begin()->second;

@@ -87,6 +87,8 @@ class BatchPolicy {
   // When advance() has something to do if nothing else happens before; kNever = nothing.
   Micros next_wake(Micros now) const;
   int64_t queued_rows() const { return queued_rows_; }
+  // When the longest waiting request of each priority came; priorities of which none waits are absent.
+  std::map<int32_t, Micros> oldest_arrivals() const;
   bool is_idle() const { return queued_rows_ == 0 && busy_ == 0; }
 
  private:

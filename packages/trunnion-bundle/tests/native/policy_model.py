@@ -66,6 +66,7 @@ class Model:
                 self.draining = True
                 self.expire(now)
             self.start(now)
+            self.log.append({"t": now, "oldest": self.oldest()})
         self.pass_time(now, NEVER)
         self.log.append({"end": sum(chunk.rows for chunk in self.waiting)})
         return self.log
@@ -122,6 +123,11 @@ class Model:
             self.log.append({"t": now, "expired": id})
         gone = {id for _, id in late}
         self.waiting = [chunk for chunk in self.waiting if chunk.id not in gone]
+
+    def oldest(self) -> list[list[int]]:
+        """Each priority of which something waits, and when the first of it came."""
+        priorities = sorted({chunk.priority for chunk in self.waiting})
+        return [[p, min(chunk.arrival for chunk in self.waiting if chunk.priority == p)] for p in priorities]
 
     def queues(self) -> Iterator[list[Chunk]]:
         for key in sorted({(chunk.shape, chunk.bypass) for chunk in self.waiting}):

@@ -67,6 +67,9 @@ class Replay {
       print_expired(time, actions);
     }
     start(time, actions);
+    json oldest = json::array();
+    for (const auto& [priority, arrival] : policy_.oldest_arrivals()) oldest.push_back({priority, arrival});
+    std::cout << json{{"t", time}, {"oldest", oldest}} << "\n";
   }
 
   void end() {

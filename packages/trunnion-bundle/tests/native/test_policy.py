@@ -157,6 +157,18 @@ def test_the_more_urgent_priority_overtakes(programs: Path) -> None:
     assert [ids for *_, ids in runs(decide(programs, events))] == [[0], [3], [2], [1]]
 
 
+def test_nothing_lifts_a_low_priority_but_its_time_can_be_limited(programs: Path) -> None:
+    """Strict, and seen by who looks at how long the oldest of each priority has waited."""
+    steady = [submit(100 * turn - 50, turn + 1, 8) for turn in range(1, 6)]
+    events = [submit(0, 0, 8), submit(1, 1, 8, priority=1), *steady]
+    found = decide(programs, events)
+    assert [ids for *_, ids in runs(found)] == [[0], [2], [3], [4], [5], [6], [1]]
+    assert [line["oldest"] for line in found if "oldest" in line][-1] == [[0, 450], [1, 1]]
+    found = decide(programs, events, max_queue_delay=250)
+    assert {"t": 251, "expired": 1} in found
+    assert [ids for *_, ids in runs(found)] == [[0], [2], [3], [4], [5], [6]]
+
+
 def test_a_timeout_fires_while_the_runner_is_busy(programs: Path) -> None:
     events = [submit(0, 1, 8), submit(10, 2, 1), submit(10, 3, 1, deadline=30)]
     found = decide(programs, events, max_queue_delay=50)
