@@ -16,6 +16,12 @@ import trunnion_bundle
 from trunnion_bundle.examples import sim
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    choices = ("address", "thread")
+    parser.addoption("--sanitize", choices=choices, help="build the C++ with this sanitizer, whose reports fail tests")
+    parser.addoption("--soak-seconds", type=float, default=6, help="how long the soak lasts (default: 6)")
+
+
 @pytest.fixture(scope="session")
 def sim_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The simulated device's bundle; nobody changes it."""

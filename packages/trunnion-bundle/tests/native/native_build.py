@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.util
 import os
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
-SUFFIXES = {".c", ".cc", ".cmake", ".h", ".proto", ".txt"}
+SUFFIXES = {".c", ".cc", ".cmake", ".h", ".in", ".inc", ".proto", ".txt"}
 SYSTEM_PACKAGES = PACKAGE / "system-packages.txt"
 
 
@@ -71,5 +72,12 @@ def _tool(name: str) -> str:
     raise RuntimeError(f"{name} is not installed; it is needed to build trunnion-bundle")
 
 
+def definitions(sanitizer: str | None) -> tuple[str, ...]:
+    """Of the build that tests use; torch is not instrumented, and so left out of one that is."""
+    return (f"-DTRUNNION_BUNDLE_SANITIZE={sanitizer}",) if sanitizer else torch_definitions()
+
+
 if __name__ == "__main__":
-    print(build(*torch_definitions()))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sanitize", choices=("address", "thread"))
+    print(build(*definitions(parser.parse_known_args()[0].sanitize)))

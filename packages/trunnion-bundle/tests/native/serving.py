@@ -96,12 +96,20 @@ def serving(
         yield Server(process, f"127.0.0.1:{found['grpc_port']}", f"127.0.0.1:{found['http_port']}", lines)
     finally:
         limit.cancel()
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        _end(process)
         reader.join(5)
         process.stdout.close()
         process.stderr.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """As a user ends it, so that leaks are looked for; one that does not answer any more is killed."""
+    process.terminate()
+    try:
+        process.wait(3)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def write_sim(target: Path, **batching: Any) -> Path:
