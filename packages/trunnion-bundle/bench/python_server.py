@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 import trunnion_bundle
@@ -133,12 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="a bundle")
     folder = parser.parse_args().folder
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(serve(folder))
-    else:
-        uvloop.run(serve(folder))
+    uvloop.run(serve(folder))
 
 
 if __name__ == "__main__":
