@@ -13,6 +13,7 @@
     nox -s bench-cpu -- --peers all     trunnion beside vLLM, llama.cpp, OpenVINO and transformers, in turn
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
     nox -s serve-bundle                 the tiny DLRM as a bundle, in the C++ server: gRPC on 8001, HTTP on 8000
+    nox -s wheels-bundle                the wheel with the C++ server in dist/bundle/, installed, served from and asked
     nox -s bench-bundle -- --json FILE  the C++ server of bundles beside one in Python
     nox -s bench-exec -- --json FILE    the host's share of a replayed step, on devices that compute nothing meanwhile
     nox -s adapter-sweep -- --json FILE every causal model of transformers without a port: passed, refused or wrong;
@@ -57,10 +58,17 @@ PER_HARDWARE = (MATRIX, "tests/conformance")
 """Suites that take `--hardware NAME`."""
 SIMULATED = "tests/simulators/trunnion_sim"
 """A hardware package over the capture simulator; it is named by its folder and never installed."""
-APART = (*PER_HARDWARE, "tests/wheels", "tests/mutations", "tests/simulators")
+WHEELS = {BUNDLE: "tests/bundle_wheels"}
+"""Tests of built wheels, where they are not those of a hardware."""
+APART = (*PER_HARDWARE, "tests/wheels", *WHEELS.values(), "tests/mutations", "tests/simulators")
 """Folders under tests/ that need something built, or a session of their own."""
 COMMON = (*sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()), "models/tests")
 BUNDLE_TESTS = "packages/trunnion-bundle/tests"
+TRAFFIC = [
+    f"{BUNDLE_TESTS}/native/test_{name}.py"
+    for name in ("embed", "malformed", "native_operators", "policy", "protocol", "reload", "serving_time")
+]
+"""Tests of the C++ of bundles that need no torch, and so also run on programs with a sanitizer."""
 OUTCOMES = "matrix.json"
 """What became of every cell of the matrix, in the folder of a session's reports."""
 QUICK = ("-m", "not nightly")
@@ -168,12 +176,17 @@ def test_simulators(session: nox.Session) -> None:
 
 @nox.session(name="test-bundle", venv_backend="none")
 def test_bundle(session: nox.Session) -> None:
-    """Run the tests of packages/trunnion-bundle, whose C++ is built first where it changed; `-- ARGS` go to pytest."""
+    """Run the tests of packages/trunnion-bundle, whose C++ is built first where it changed; `-- ARGS` go to pytest.
+
+    `-- --sanitize address` (or `thread`) runs the tests that send traffic on programs that are instrumented.
+    """
     env = Environment(session, BUNDLE).prepare()
     # Here rather than in a test, whose time is limited.
-    env.run("python", f"{BUNDLE_TESTS}/native/native_build.py")
+    env.run("python", f"{BUNDLE_TESTS}/native/native_build.py", *session.posargs)
     if session.posargs:
-        env.run("python", "-m", "pytest", *session.posargs, env=THREADS)
+        is_named = any(BUNDLE_TESTS in argument for argument in session.posargs)
+        traffic = () if is_named or "--sanitize" not in session.posargs else TRAFFIC
+        env.run("python", "-m", "pytest", *session.posargs, *traffic, env=THREADS)
         return
     _pytest(env, [BUNDLE_TESTS], fresh_folder("test-bundle"), *QUICK)
     _finish(session, "test-bundle")
@@ -196,6 +209,14 @@ def bench_bundle(session: nox.Session) -> None:
     """Measure the C++ server of bundles beside one in Python: `-- --json FILE`."""
     env = Environment(session, BUNDLE).prepare()
     env.run("python", "packages/trunnion-bundle/bench", *session.posargs)
+
+
+@nox.session(name="wheels-bundle", venv_backend="none")
+def wheels_bundle(session: nox.Session) -> None:
+    """Write the wheel of bundles, with the server in it, to dist/bundle/; install it, export, serve and ask."""
+    env = Environment(session, BUNDLE).prepare("wheels")
+    _build_and_try_wheels(env, fresh_folder("wheels-bundle"))
+    _finish(session, "wheels-bundle")
 
 
 @nox.session(name="mutate-sim", venv_backend="none")
@@ -348,14 +369,14 @@ def _simulator(hardware: str) -> tuple[tuple[str, ...], Mapping[str, str]]:
 def _build_and_try_wheels(env: Environment, reports: Path, *arguments: str) -> None:
     """Build, then install into fresh environments what was built, in which nothing is simulated."""
     env.run("python", "ci/wheels.py", env.hardware, *arguments)
-    report = reports / "tests-wheels.xml"
+    tests, report = WHEELS.get(env.hardware, "tests/wheels"), reports / "tests-wheels.xml"
     folders = ["--dist", f"dist/{env.hardware}"]
     if arguments:
         folders += ["--ahead", f"dist/{env.hardware}-aot"]
-    command = ("python", "-m", "pytest", "-q", "tests/wheels", *folders, f"--junitxml={report}")
+    command = ("python", "-m", "pytest", "-q", tests, *folders, f"--junitxml={report}")
     # What a hardware package adds to torch may be unable to load where it is built.
     variables = {**THREADS, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    Report.confirm(report, "tests/wheels", _succeeds(env, *command, variables=variables))
+    Report.confirm(report, tests, _succeeds(env, *command, variables=variables))
 
 
 def _succeeds(env: Environment, *command: str, variables: Mapping[str, str] = MappingProxyType({})) -> bool:

@@ -127,6 +127,7 @@ def _bundle_layers(root: Path, table: Mapping[str, Any]) -> tuple[Layer, ...]:
             "packages", ("--no-build-isolation", "-e", str(package.relative_to(root))), (package / "pyproject.toml",)
         ),
         Layer("host", ()),
+        Layer("wheels", pins(table["wheels"])),
     )
 
 

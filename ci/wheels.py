@@ -1,6 +1,7 @@
 """Build the wheels of one hardware with the constraints they were tested under and their checksums: dist/<hardware>/.
 
-Runs in the hardware's environment (`nox -s wheels-<hardware>`), whose installed versions become constraints.txt. With
+Runs in the hardware's environment (`nox -s wheels-<hardware>`), whose installed versions become constraints.txt. What
+is called `bundle` are the wheels that export and serve bundles. With
 `--aot` it also writes dist/<hardware>-aot/: the hardware's wheel with kernels compiled by `python -m <package>.ahead`,
 whose options may follow.
 """
@@ -27,11 +28,13 @@ from packaging.version import Version
 from versions import TABLE, Distribution, distributions, read_table
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_CARRIED = "libtorch_cpu.so"
-"""Linked by name to what the process has loaded: native operators use torch's stable ABI."""
+NOT_CARRIED = ("libtorch.so", "libtorch_cpu.so", "libc10.so")
+"""Linked by name, to the torch of whoever installs the wheel."""
 
-APART = ("trunnion-bundle",)
-"""Distributions that stand on none of the others: no part of what a device's wheels are."""
+BUNDLE = "bundle"
+BUNDLE_WHEELS = ("trunnion", "trunnion-bundle")
+"""Distributions of dist/bundle/; the first only adds the command `trunnion bundle`."""
+BUNDLE_TESTED = "trunnion-bundle[torch,client]"
 
 
 def build(dist: Distribution, target: Path) -> Path:
@@ -41,7 +44,8 @@ def build(dist: Distribution, target: Path) -> Path:
         subprocess.run((*pip, str(dist.folder)), check=True)
         (wheel,) = Path(scratch).glob("*.whl")
         if "-linux_" in wheel.name:
-            repair = (sys.executable, "-m", "auditwheel", "repair", "--exclude", NOT_CARRIED, "-w", str(target))
+            left_out = (word for name in NOT_CARRIED for word in ("--exclude", name))
+            repair = (sys.executable, "-m", "auditwheel", "repair", *left_out, "-w", str(target))
             subprocess.run((*repair, str(wheel)), check=True)
         else:
             shutil.move(wheel, target)
@@ -117,19 +121,29 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
+def wanted_distributions(hardware: str) -> list[Distribution]:
+    """Those of a hardware and what it stands on, or those of bundles, which stand on none of them."""
+    if hardware == BUNDLE:
+        return [dist for dist in distributions(ROOT) if dist.name in BUNDLE_WHEELS]
+    return [
+        dist for dist in distributions(ROOT) if dist.hardware in (None, hardware) and dist.name != "trunnion-bundle"
+    ]
+
+
 def main(hardware: str, arguments: Sequence[str] = ()) -> int:
     """Build; `arguments` are empty, or `--aot` and options of what compiles ahead."""
     if arguments and arguments[0] != "--aot":
         raise SystemExit(f"unknown argument {arguments[0]!r}; choices: --aot")
     target = fresh(ROOT / "dist" / hardware)
-    wanted = [dist for dist in distributions(ROOT) if dist.hardware in (None, hardware) and dist.name not in APART]
+    wanted = wanted_distributions(hardware)
     for dist in wanted:
         print(f"built {os.path.relpath(build(dist, target), ROOT)}", flush=True)
     for dist in wanted:
         if dist.name in read_table(ROOT)["source"].get(hardware, ()):
             source = build_source(dist, target)
             print(f"wrote {os.path.relpath(source, ROOT)}; it was not built here for another machine", flush=True)
-    versions = installed_closure(dist.name for dist in wanted)
+    tested = [BUNDLE_TESTED] if hardware == BUNDLE else [dist.name for dist in wanted]
+    versions = installed_closure(tested)
     rows = [f"{name}=={version}\n" for name, version in sorted(versions.items())]
     (target / "constraints.txt").write_text("# What these wheels were tested with.\n" + "".join(rows))
     write_checksums(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
@@ -30,4 +31,16 @@ def find_program(name: str) -> Path:
 def replace_process(name: str, arguments: Sequence[str]) -> int:
     """Run the program instead of this process; it does not return."""
     path = find_program(name)
-    os.execv(path, [str(path), *arguments])
+    os.execve(path, [str(path), *arguments], program_environment())
+
+
+def program_environment() -> dict[str, str]:
+    """This process's variables, by which engines also find the torch of this interpreter.
+
+    They look beside the installed package by themselves; torch may lie elsewhere, in a user's or the system's folder.
+    """
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return dict(os.environ)
+    places = [str(Path(found.origin).parent / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, places))}
