@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.matrix.host_double import Chunk, HostDouble
 from transformers import AutoModelForCausalLM
 
-from trunnion.adapter.units import BoundStore
+from trunnion.adapter.units import BatchStore, BoundStore
 from trunnion.adapter.way import Way
 from trunnion.config import ExecutorConfig
 from trunnion.contract import CacheKind, Limits
@@ -131,6 +133,56 @@ def test_a_request_goes_on_in_chunks_where_that_is_right(tmp_path: Path) -> None
     assert [way.one_by_one for way in ways] == [False, True]
     for executor in (chunks, single):
         executor.close()
+
+
+def count_calls(executor: ModelExecutor, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the modules that run once per request are called, by name, from here on."""
+    counts: Counter[str] = Counter()
+
+    def counted(forward: Any, name: str) -> Any:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return forward(*args, **kwargs)
+
+        return count
+
+    model: Any = executor.model
+    for name in model.way.findings.units:
+        unit = model.module.get_submodule(name).forward
+        monkeypatch.setattr(unit, "_forward", counted(unit._forward, name))
+    return counts
+
+
+@pytest.mark.parametrize(("model_type", "mixers", "calls"), [("bamba", 4, 1), ("mamba", 4, 1), ("falcon", 4, 3)])
+def test_decoding_requests_share_a_call_where_states_are_all_that_is_kept(
+    model_type: str, mixers: int, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Falcon's mixers keep rows, of which each request has another number."""
+    executor = load(model_type, tmp_path, max_num_seqs=3)
+    counts = count_calls(executor, monkeypatch)
+    host = HostDouble(executor, 20, executor.device)
+    requests = [host.add(ids) for ids in (FIRST, SECOND, FIRST[::-1])]
+    host.step([Chunk(each, count) for each, count in zip(requests, (4, 3, 2), strict=True)])
+    assert sorted(counts.values()) == [3] * mixers
+    counts.clear()
+    host.step([Chunk(each, 1) for each in requests])
+    assert sorted(counts.values()) == [calls] * mixers
+    counts.clear()
+    # Two that decode, and one that has a chunk left.
+    host.step([Chunk(requests[0], 1), Chunk(requests[2], 2), Chunk(requests[1], 1)])
+    chunk_calls = 2 if executor.model.way.one_by_one else 1  # type: ignore[union-attr]
+    assert sorted(counts.values()) == [min(calls, 2) + chunk_calls] * mixers
+    said = any("all decoding requests in one call" in line for line in executor.weight_report.lines())
+    assert said == (calls == 1)
+    executor.close()
+
+
+def test_requests_decode_apart_where_together_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a module mixed the states of a batch."""
+    monkeypatch.setattr(BatchStore, "put_back", lambda self: None)
+    executor = load("bamba", tmp_path)
+    assert not executor.model.way.batched  # type: ignore[union-attr]
+    executor.close()
 
 
 def test_a_model_that_asks_for_values_runs_eager(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ class _Trial:
                 main_shape=shape[:dim] + shape[dim + 1 :],
                 main_dtype=found[main].dtype,
                 others=tuple(others),
+                can_batch=_has_batch(found[main]) and all(map(_can_batch, leaves)),
             )
         )
         for index in others:
@@ -260,6 +261,18 @@ def _token_dim(leaf: Any) -> int | None:
     """Which dimension counts tokens, if exactly one does."""
     shape = list(leaf.shape) if isinstance(leaf, torch.Tensor) else []
     return shape.index(TOKENS) if shape.count(TOKENS) == 1 else None
+
+
+def _has_batch(leaf: torch.Tensor) -> bool:
+    """Whether a batch of one stands before the dimension that counts tokens."""
+    return bool(_token_dim(leaf)) and leaf.shape[0] == 1
+
+
+def _can_batch(leaf: Any) -> bool:
+    """Whether an argument is one of tokens, with a batch of one, or of no request in particular."""
+    if isinstance(leaf, torch.Tensor):
+        return _token_dim(leaf) is None or _has_batch(leaf)
+    return not isinstance(leaf, Mask | PerRequest)
 
 
 def _is_plain(leaf: Any) -> bool:

@@ -44,6 +44,8 @@ class UnitCall:
     main_dtype: torch.dtype
     others: tuple[int, ...]
     """Leaves that are tensors of one request each: handed on as they are."""
+    can_batch: bool = False
+    """Whether what counts tokens has a batch of one before that, and nothing else is given of one request."""
 
 
 @dataclass
@@ -64,6 +66,12 @@ class UnitPlan:
     def row_bytes(self) -> int:
         """What is kept of each token."""
         return self._bytes(lambda name: name in ROW_NAMES)
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether requests that get a token each can be told apart by nothing but their states and rows of tensors."""
+        calls = all(not call.others and call.can_batch for call in self.calls)
+        return calls and self.state_bytes > 0 and not self.row_bytes
 
     def _bytes(self, is_counted: Callable[[str], bool]) -> int:
         kept = ((shape, dtype) for (_, name), (shape, dtype) in self.kept.items() if is_counted(name))
@@ -151,6 +159,39 @@ class BoundStore:
         raise RuntimeError(f"layer {layer} keeps {name}, which it did not in the trial")
 
 
+class BatchStore:
+    """Where several requests that go on have their states, as one batch: see `Store`."""
+
+    num_cached = 1
+    """All have begun; how far each is, is not told."""
+
+    def __init__(self, requests: Sequence[int], layers: Mapping[int, Sequence[LayerState | LayerRows]]) -> None:
+        self._requests = requests
+        self._layers = layers
+        self._taken: list[tuple[LayerState, str, torch.Tensor]] = []
+
+    def old_states(self, layer: int) -> dict[str, torch.Tensor]:
+        found = {}
+        for each in self._layers.get(layer, ()):
+            assert isinstance(each, LayerState), "modules that keep rows are not batched"
+            for tensor in each.group.spec.tensors:
+                found[tensor.name] = each.group.states(each.layer_index, self._requests, tensor.name)
+                self._taken.append((each, tensor.name, found[tensor.name]))
+        return found
+
+    def put_back(self) -> None:
+        """Each request's states where they were, as the call has left them."""
+        for layer, name, states in self._taken:
+            layer.group.put_states(layer.layer_index, self._requests, name, states)
+        self._taken.clear()
+
+    def new_state(self, layer: int, name: str, like: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"layer {layer} makes {name} anew of requests that have begun")
+
+    def extend(self, layer: int, name: str, rows: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"layer {layer} keeps rows of {name}, which it did not in the trial")
+
+
 class StepCaches:
     """The caches of a step's requests, for all modules that run request by request; made anew for every step."""
 
@@ -174,6 +215,11 @@ class StepCaches:
                 self.found.append((request, store, RequestCache(store, self._number_of_states)))
         return self.found
 
+    def of_batch(self, requests: Sequence[int]) -> tuple[BatchStore, RequestCache]:
+        """Requests of the step that have begun, by their numbers in it, as one batch."""
+        store = BatchStore(requests, self._layers)
+        return store, RequestCache(store, self._number_of_states)
+
     def mask(self, mask: Mask, first: int, count: int, like: torch.Tensor) -> torch.Tensor:
         """The mask as a tensor, for `count` queries from position `first` on; one for all modules of the step."""
         key = (id(mask), first, count)
@@ -188,6 +234,7 @@ class Unit:
     Args:
         layers: what holds its states and rows.
         one_by_one: tokens of a request that has begun are given one at a time, as some modules need it.
+        batched: requests that have begun and get one token are given together, in one call.
     """
 
     def __init__(
@@ -198,6 +245,7 @@ class Unit:
         caches: StepCaches,
         *,
         one_by_one: bool,
+        batched: bool,
     ) -> None:
         self.plan = plan
         self.next = 0
@@ -205,6 +253,7 @@ class Unit:
         self._layers = layers
         self._caches = caches
         self._one_by_one = one_by_one
+        self._batched = batched and plan.can_batch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self.plan.calls[self.next % len(self.plan.calls)]
@@ -241,7 +290,10 @@ class Unit:
         out = torch.zeros(shape, dtype=call.main_dtype, device=like.device)
         for other in others.values():
             other.values.clear()
-        for turn, (request, store, cache, first, count) in enumerate(self._turns()):
+        together = self._together()
+        if together:
+            self._run_batch(call, tree, leaves, together, out)
+        for turn, (request, store, cache, first, count) in enumerate(self._turns(together)):
             store.start_at(first)
             start = request.first_row + first
             own = [
@@ -256,10 +308,42 @@ class Unit:
             cache.check()
         return out
 
-    def _turns(self) -> list[tuple[StepRequest, BoundStore, RequestCache, int, int]]:
-        """The calls of a step: whose, from which of the request's rows on, and how many rows."""
+    def _together(self) -> list[int]:
+        """The step's requests that are given in one call, by their numbers in it; a single one is not worth it."""
+        if not self._batched:
+            return []
+        found = [
+            index
+            for index, (request, _, _) in enumerate(self._caches.of_step())
+            if request.num_cached and request.num_rows == 1
+        ]
+        return found if len(found) > 1 else []
+
+    def _run_batch(
+        self, call: UnitCall, tree: TreeSpec, leaves: Sequence[Any], together: Sequence[int], out: torch.Tensor
+    ) -> None:
+        """One call for a token each of the requests `together`, written to their rows of `out`."""
+        store, cache = self._caches.of_batch(together)
+        steps = [request for request, _, _ in self._caches.of_step()]
+        rows = torch.tensor([steps[index].first_row for index in together], device=out.device)
+        own = []
+        for leaf, dim in zip(leaves, call.dims, strict=True):
+            if isinstance(leaf, torch.Tensor) and dim is not None:
+                own.append(leaf.index_select(dim, rows).transpose(0, dim))
+            else:
+                own.append(cache if isinstance(leaf, FlatCache) else leaf)
+        args, kwargs = tree_unflatten(own, tree)
+        found = tree_flatten(self._forward(*args, **kwargs))[0][call.main]
+        out.index_copy_(call.main_dim, rows, found.transpose(0, call.main_dim))
+        cache.check()
+        store.put_back()
+
+    def _turns(self, together: Sequence[int]) -> list[tuple[StepRequest, BoundStore, RequestCache, int, int]]:
+        """The calls of a step, but for `together`: whose, from which of the request's rows on, and how many rows."""
         turns = []
-        for request, store, cache in self._caches.of_step():
+        for index, (request, store, cache) in enumerate(self._caches.of_step()):
+            if index in together:
+                continue
             size = 1 if self._one_by_one and request.num_cached else request.num_rows
             turns += [(request, store, cache, first, size) for first in range(0, request.num_rows, size)]
         return turns

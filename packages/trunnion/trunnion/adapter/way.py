@@ -31,6 +31,8 @@ class Way:
     """The decoder runs once per request."""
     one_by_one: bool = False
     """Modules that run per request get the tokens of a request that has begun one at a time."""
+    batched: bool = False
+    """Modules that keep nothing but states get requests that have begun, and get one token, in one call."""
     expands: bool = False
     """Latent attention caches its keys and values expanded."""
     why_not_before: str | None = None
@@ -61,6 +63,11 @@ class Way:
         """Whether a module keeps more than rows of tokens."""
         return any(plan.state_bytes for plan in self.findings.units.values())
 
+    @property
+    def can_batch(self) -> bool:
+        """Whether a module could be given several requests in one call."""
+        return any(plan.can_batch for plan in self.findings.units.values())
+
     def describe(self) -> str:
         """One line for the load's report."""
         units = self.findings.units
@@ -75,6 +82,9 @@ class Way:
         others = {seen.module for seen in self.findings.calls}
         what = "the decoder runs" if self.is_whole else f"{len(units)} of {len(units) + len(others)} mixers run"
         turns = ", token by token where a request goes on" if self.one_by_one else ""
+        if self.batched:
+            count = sum(plan.can_batch for plan in units.values())
+            turns += f", {count} of them with all decoding requests in one call"
         return (
             f"adapter: {self.name}, {what} once per request{turns}, outside of graphs, "
             f"with {state_bytes:,} bytes of state per request and {row_bytes:,} per token{latents}{eager} "
@@ -127,7 +137,7 @@ class InstalledWay:
                 self._set(each, "config", config)
             layers = [layer for found_layers in found.values() for layer in found_layers]
             plan = self.way.findings.units[name]
-            unit = Unit(plan, unit_module, layers, caches, one_by_one=self.way.one_by_one)
+            unit = Unit(plan, unit_module, layers, caches, one_by_one=self.way.one_by_one, batched=self.way.batched)
             self._set(unit_module, "forward", unit)
             self._answers.append(unit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,17 @@ class LayerStateGroup(LayerGroup):
         """[1, *shape]: the request's state itself, to be read and written in place."""
         index = self._states[request][0]
         return self.caches[layer][name][index : index + 1]
+
+    def states(self, layer: int, requests: Sequence[int], name: str) -> torch.Tensor:
+        """[len(requests), *shape]: a copy of their states."""
+        return self.caches[layer][name].index_select(0, self._indices(requests))
+
+    def put_states(self, layer: int, requests: Sequence[int], name: str, states: torch.Tensor) -> None:
+        """Write `states` [len(requests), *shape] where theirs lie."""
+        self.caches[layer][name].index_copy_(0, self._indices(requests), states)
+
+    def _indices(self, requests: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([self._states[request][0] for request in requests], device=self.device)
 
 
 class LayerRowsGroup(LayerGroup):
