@@ -12,6 +12,7 @@
     nox -s bench-cpu -- --json FILE     what a step costs, and tokens per second
     nox -s bench-cpu -- --peers all     trunnion beside vLLM, llama.cpp, OpenVINO and transformers, in turn
     nox -s mutate-NAME                  as mutate-sim, for a hardware package that has planted faults of its own
+    nox -s mutate-bundle                as mutate-sim, for bundles
     nox -s serve-bundle                 the tiny DLRM as a bundle, in the C++ server: gRPC on 8001, HTTP on 8000
     nox -s wheels-bundle                the wheel with the C++ server in dist/bundle/, installed, served from and asked
     nox -s bench-bundle -- --json FILE  the C++ server of bundles beside one in Python
@@ -225,6 +226,16 @@ def mutate_sim(session: nox.Session) -> None:
     env = Environment(session, DEFAULT_HARDWARE).prepare("checkpoints", "tests")
     _pytest(env, ["tests/mutations"], fresh_folder("mutate-sim"), *session.posargs)
     _finish(session, "mutate-sim")
+
+
+@nox.session(name="mutate-bundle", venv_backend="none")
+def mutate_bundle(session: nox.Session) -> None:
+    """Plant each fault of bundles in a copy, build what it touches, and see that the test it names turns red."""
+    env = Environment(session, BUNDLE).prepare()
+    # What lies above has fixtures that need packages which bundles do not.
+    patches = ("--confcutdir=tests/mutations", f"--patches={BUNDLE_TESTS}/mutations", *session.posargs)
+    _pytest(env, ["tests/mutations"], fresh_folder("mutate-bundle"), *patches)
+    _finish(session, "mutate-bundle")
 
 
 @nox.session(name="bench-exec", venv_backend="none")

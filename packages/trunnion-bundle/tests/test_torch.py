@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import trunnion_bundle
 from trunnion_bundle import Batching, BundleError, Endpoint, IndexRange, Input, aoti_compile, edits, folder, weights
 from trunnion_bundle.check import check
 from trunnion_bundle.checks import RequestError
+from trunnion_bundle.engines.aoti import npu_refusal
 from trunnion_bundle.examples import dlrm, text
 
 
@@ -159,6 +163,26 @@ def test_a_device_that_is_not_here_is_not_compiled_for(towers_bundle: Path, plat
     with pytest.raises(BundleError, match=reason):
         edits.compile_for(towers_bundle, platform)
     assert (towers_bundle / "COMMITTED").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("device", "has_runner", "reason"),
+    [
+        (None, True, "torch_npu 2.13.0 finds no NPU"),
+        ("Ascend910B3", False, "torch_npu 2.13.0 has no AOTIModelContainerRunnerNpu"),
+        ("Ascend310P3", True, "compiled for ascend910b; here is ascend310p3"),
+        ("Ascend910B3", True, ""),
+    ],
+)
+def test_which_npu_is_here(monkeypatch: pytest.MonkeyPatch, device: str | None, has_runner: bool, reason: str) -> None:
+    """A stand-in for torch_npu, which this environment has not."""
+    npu = SimpleNamespace(is_available=lambda: device is not None, get_device_name=lambda: device)
+    module = ModuleType("torch_npu")
+    module.__dict__.update(__version__="2.13.0", __spec__=ModuleSpec("torch_npu", None), npu=npu)
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+    if has_runner:
+        monkeypatch.setattr(torch._C._aoti, "AOTIModelContainerRunnerNpu", object, raising=False)
+    assert npu_refusal("ascend910b") == reason
 
 
 def test_text_embedder(tmp_path: Path) -> None:

@@ -53,8 +53,11 @@ def npu_refusal(arch: str | None) -> str:
     if importlib.util.find_spec("torch_npu") is None:
         return "torch_npu is not installed"
     import torch
-    import torch_npu
 
+    try:
+        import torch_npu
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"torch_npu cannot be loaded: {error}"
     if not torch_npu.npu.is_available():
         return f"torch_npu {torch_npu.__version__} finds no NPU"
     if not hasattr(torch._C._aoti, "AOTIModelContainerRunnerNpu"):
