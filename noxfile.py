@@ -59,9 +59,9 @@ PER_HARDWARE = (MATRIX, "tests/conformance")
 """Suites that take `--hardware NAME`."""
 SIMULATED = "tests/simulators/trunnion_sim"
 """A hardware package over the capture simulator; it is named by its folder and never installed."""
-WHEELS = {BUNDLE: "tests/bundle_wheels"}
+WHEELS = {BUNDLE: "packages/trunnion-bundle/wheel_tests"}
 """Tests of built wheels, where they are not those of a hardware."""
-APART = (*PER_HARDWARE, "tests/wheels", *WHEELS.values(), "tests/mutations", "tests/simulators")
+APART = (*PER_HARDWARE, "tests/wheels", "tests/mutations", "tests/simulators")
 """Folders under tests/ that need something built, or a session of their own."""
 COMMON = (*sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()), "models/tests")
 BUNDLE_TESTS = "packages/trunnion-bundle/tests"
