@@ -75,9 +75,9 @@ def run_group(
     more; one that dies is out, with its reason for what is missing.
 
     Returns:
-        The bandwidths measured, one a round.
+        The bandwidths measured, one a round, at its begin.
     """
-    found = [bandwidth()]
+    found = []
     runners = [_Runner(entry, settings, start) for entry in entries]
     try:
         for runner in runners:
@@ -86,14 +86,14 @@ def run_group(
         _check_tokens(runners, settings, progress)
         rates = calls(is_quick=settings.is_quick)
         for index in range(settings.rounds + 1):
+            if index:
+                found.append(bandwidth())
             for call in rates:
                 prompts = call.prompts(index, settings.vocabulary)
                 # Whoever is first in one round is last in the next but some.
                 for runner in _rotated([runner for runner in runners if runner.can(call.name)], index):
                     progress(f"round {index} of {settings.rounds}, {call.name}: {runner.name}")
                     _measure(runner, runners, call, prompts, counts=index > 0)
-            if index:
-                found.append(bandwidth())
         for runner in runners:
             runner.note_memory()
     finally:

@@ -1,4 +1,5 @@
 // Reads a buffer that no cache holds with some threads, and prints the bytes per second of the fastest of some passes.
+// Its pages are large where the system gives such, as engines ask for them too.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -6,10 +7,15 @@
 #include <thread>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace {
 
 constexpr std::size_t kBytes = std::size_t{512} << 20;
-constexpr int kPasses = 5;
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+constexpr int kPasses = 8;
 
 // Sums in eight places, so that no addition waits for the one before.
 std::uint64_t read(const std::uint64_t *values, std::size_t count) {
@@ -25,8 +31,14 @@ std::uint64_t read(const std::uint64_t *values, std::size_t count) {
 
 int main(int, char **arguments) {
   const std::size_t threads = std::strtoul(arguments[1], nullptr, 10);
-  const std::vector<std::uint64_t> values(kBytes / sizeof(std::uint64_t), 1);
-  const std::size_t share = values.size() / threads;
+  constexpr std::size_t kCount = kBytes / sizeof(std::uint64_t);
+  auto *values = static_cast<std::uint64_t *>(std::aligned_alloc(kLargePage, kBytes));
+  if (values == nullptr) return 1;
+#ifdef __linux__
+  madvise(values, kBytes, MADV_HUGEPAGE);
+#endif
+  for (std::size_t index = 0; index < kCount; ++index) values[index] = index;
+  const std::size_t share = kCount / threads;
   double best = 0;
   std::uint64_t check = 0;
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -34,7 +46,7 @@ int main(int, char **arguments) {
     const auto begin = std::chrono::steady_clock::now();
     std::vector<std::thread> helpers;
     for (std::size_t index = 0; index < threads; ++index)
-      helpers.emplace_back([&, index] { sums[index] = read(values.data() + index * share, share); });
+      helpers.emplace_back([&, index] { sums[index] = read(values + index * share, share); });
     for (auto &helper : helpers) helper.join();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     for (std::uint64_t sum : sums) check += sum;
