@@ -16,10 +16,11 @@ import torch.nn.functional as F
 
 from trunnion.ops.moe import experts_by_token
 from trunnion_cpu.native import Native, native
+from trunnion_cpu.tiled_weights import per_tile, tiles_of
 
 HIDDEN, INNER, VOCABULARY, GROUP = 576, 1536, 49152, 64
 EXPERTS, TOP_K = 32, 4
-ROWS = (1, 8, 32)
+ROWS = (1, 8, 32, 128)
 SAMPLE_SECONDS = 0.004
 Call = Callable[[], object]
 
@@ -70,10 +71,12 @@ def _pairs(rows: int, dtype: torch.dtype) -> dict[str, tuple[Call, Call]]:
     layers = [torch.randn(2 * INNER, HIDDEN).to(dtype) for _ in range(16)]
     codes = torch.randint(-127, 128, (VOCABULARY, HIDDEN), dtype=torch.int8)
     nibbles = torch.randint(0, 256, (VOCABULARY, HIDDEN // 2), dtype=torch.uint8)
+    tiles = tiles_of(nibbles, 4)
     row_scales, group_scales = torch.rand(VOCABULARY), torch.rand(VOCABULARY, HIDDEN // GROUP).to(dtype)
     w13 = torch.randn(EXPERTS, 2 * HIDDEN, HIDDEN).to(dtype)
     w2 = torch.randn(EXPERTS, HIDDEN, HIDDEN).to(dtype)
     routing = torch.topk(torch.rand(rows, EXPERTS), TOP_K)
+    tiled_scales = per_tile(group_scales)
     return {
         f"{TOP_K} of {EXPERTS} experts": (
             lambda: operators.fused_experts(x, w13, w2, *routing),
@@ -90,6 +93,10 @@ def _pairs(rows: int, dtype: torch.dtype) -> dict[str, tuple[Call, Call]]:
         ),
         "lm_head in 4 bits, beside dense": (
             lambda: operators.grouped_int_linear(x, nibbles, group_scales, None, None, 4, GROUP),
+            lambda: F.linear(x, head),
+        ),
+        "lm_head in 4 bits, rows in int8, beside dense": (
+            lambda: operators.tiled_int_linear(x, tiles, tiled_scales, None, None, None, 4, GROUP, VOCABULARY),
             lambda: F.linear(x, head),
         ),
         "fused_add_rms_norm": (

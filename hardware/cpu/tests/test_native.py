@@ -35,6 +35,18 @@ def test_linear(dtype: torch.dtype, check: Check, size: int, threads: int) -> No
             check(operators().linear(x, weight, None), expected - bias.double())
 
 
+@pytest.mark.parametrize("size", [33, 1024, 1100])
+def test_linear_of_many_rows(dtype: torch.dtype, check: Check, size: int, threads: int) -> None:
+    """Packed on the way from 64 rows on: several panels of a feature, several blocks of rows, parts of a tile."""
+    for features in (5, 33, 100):
+        weight, bias = (torch.randn(features, size) / size**0.5).to(dtype), torch.randn(features).to(dtype)
+        for rows in (63, 64, 65, 300):
+            x = torch.randn(rows, size).to(dtype)
+            expected = F.linear(x.double(), weight.double(), bias.double())
+            check(operators().linear(x, weight, bias), expected)
+            check(operators().linear(x, weight, None), expected - bias.double())
+
+
 def test_linear_reads_rows_where_they_lie(dtype: torch.dtype, check: Check) -> None:
     """Columns of a wider tensor, rows of a larger one, several leading dimensions; what lies beside is not read."""
     wide, large = torch.full((5, 100), float("nan"), dtype=dtype), torch.full((9, 90), float("nan"), dtype=dtype)

@@ -11,6 +11,7 @@ import torch
 from trunnion.ops.grouped_int import pack
 from trunnion.ops.registry import OPERATORS
 from trunnion_cpu.hardware import CpuHardware
+from trunnion_cpu.tiled_weights import per_tile, tiles_of
 
 ROWS = (0, 1, 2, 3, 4, 5, 8, 9, 17, 66)
 pytestmark = pytest.mark.usefixtures("isa", "inference")
@@ -85,6 +86,75 @@ def test_grouped(dtype: torch.dtype, check: Check, name: str, threads: int) -> N
             check(found, x.double() @ dense.T)
 
 
+def rounded(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x with each block's values as multiples of its scale, and the scales, spread; the formula in float32."""
+    values, scales = torch.zeros_like(x, dtype=torch.float64), torch.zeros_like(x, dtype=torch.float64)
+    for begin in range(0, x.shape[1], block):
+        part = x[:, begin : begin + block].float()
+        scale = (part.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+        values[:, begin : begin + block] = (part / scale).round().double() * scale.double()
+        scales[:, begin : begin + block] = scale.double()
+    return values, scales
+
+
+TILED = {**GROUPED, "4-bits-wide-groups": (4, 600, 192, True), "8-bits-one-wide-group": (8, 301, 301, False)}
+BLOCKS = {"4-bits-one-group": 96, "8-bits-odd": 80, "4-bits-two-features": 8, "4-bits-wide-groups": 64,
+          "8-bits-one-wide-group": 128}  # fmt: skip
+"""Name -> features of a block, where they are not those of a group."""
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_tiled(dtype: torch.dtype, check: Check, name: str, threads: int) -> None:
+    """Exact of rows rounded by the formula; of rows as they were, off by no more than half a step of each value."""
+    bits, size, group, has_zeros = TILED[name]
+    groups = -(-size // group)
+    for features in (1, 17, 70):
+        values = torch.randint(0, 2**bits, (features, size))
+        scales = ((torch.rand(features, groups) + 0.1) * 2.0**-bits).to(dtype)
+        zeros = torch.randint(0, 2**bits, (features, groups), dtype=torch.uint8) if has_zeros else None
+        shift = zeros.double() if zeros is not None else torch.full((features, groups), 2.0 ** (bits - 1)).double()
+        dense = (values.double() - shift.repeat_interleave(group, 1)[:, :size]) * scales.double().repeat_interleave(
+            group, 1
+        )[:, :size]
+        bias = torch.randn(features).to(dtype)
+        codes, tiled_scales = tiles_of(pack(values, bits), bits), per_tile(scales)
+        tiled_zeros = None if zeros is None else per_tile(zeros)
+        for rows in ROWS:
+            x = (torch.randn(rows, size) / size**0.5).to(dtype)
+            for given in (bias, None):
+                found = operators().tiled_int_linear(
+                    x, codes, tiled_scales, tiled_zeros, None, given, bits, group, features
+                )
+                near, steps = rounded(x, BLOCKS.get(name, group))
+                offset = 0 if given is None else given.double()
+                check(found, near @ dense.T + offset)
+                exact, bound = x.double() @ dense.T, steps @ dense.abs().T / 2
+                assert ((near @ dense.T - exact).abs() <= bound * 1.001 + 1e-9).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_tiled_with_minima_and_scales_in_float16(dtype: torch.dtype, check: Check, bits: int) -> None:
+    """As blocks of GGUF's Q4_1; subnormal scales too."""
+    size, features = 96, 40
+    values = torch.randint(0, 2**bits, (features, size))
+    scales, mins = (torch.rand(features, 3) * 2.0**-bits).half(), torch.randn(features, 3).half()
+    scales[0] = 6e-8
+    dense = values.double() * scales.double().repeat_interleave(32, 1) + mins.double().repeat_interleave(32, 1)
+    codes = tiles_of(pack(values, bits), bits)
+    for rows in ROWS:
+        x = (torch.randn(rows, size) / size**0.5).to(dtype)
+        found = operators().tiled_int_linear(x, codes, per_tile(scales), None, per_tile(mins), None, bits, 32, features)
+        check(found, rounded(x, 32)[0] @ dense.T)
+
+
+def test_tiled_rows_of_zeros_and_of_what_is_no_number(dtype: torch.dtype) -> None:
+    codes, scales = tiles_of(torch.full((3, 35), 255, dtype=torch.uint8), 4), per_tile(torch.ones(3, 3).to(dtype))
+    x = torch.zeros(3, 70, dtype=dtype)
+    x[1, 69], x[2, 0] = float("nan"), float("inf")
+    found = operators().tiled_int_linear(x, codes, scales, None, None, None, 4, 32, 3)
+    assert not found[0].any() and found[1:].isnan().all()
+
+
 def test_what_does_not_fit_is_named() -> None:
     x, weight = torch.randn(2, 64), torch.zeros(4, 32, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="groups of 24 features"):
@@ -93,6 +163,11 @@ def test_what_does_not_fit_is_named() -> None:
         operators().grouped_int_linear(x, weight, torch.ones(4, 2), None, None, 3, 32)
     with pytest.raises(RuntimeError, match="scales is no dense matrix of 4 by 2"):
         operators().grouped_int_linear(x, weight, torch.ones(4, 3), None, None, 4, 32)
+    with pytest.raises(RuntimeError, match="of 1 tiles by 512 bytes"):
+        operators().tiled_int_linear(x, weight, torch.ones(1, 2, 16), None, None, None, 4, 32, 4)
+    with pytest.raises(RuntimeError, match="scales are not dense, 1 by 2 by 16"):
+        codes = torch.zeros(1, 512, dtype=torch.uint8)
+        operators().tiled_int_linear(x, codes, torch.ones(1, 3, 16), None, None, None, 4, 32, 4)
     with pytest.raises(RuntimeError, match="weight_scale has 3 values, expected 4"):
         operators().w8a8_linear(x, torch.zeros(4, 64, dtype=torch.int8), torch.ones(3), None, None)
 

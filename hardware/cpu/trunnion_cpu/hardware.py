@@ -13,7 +13,7 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import EnvironmentProblem
 from trunnion.interfaces.methods import LinearMethod
 from trunnion.interfaces.model import Model
-from trunnion.interfaces.quantization import Scheme
+from trunnion.interfaces.quantization import GroupedInt, Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
@@ -21,9 +21,10 @@ from trunnion_cpu.attention import CpuAttentionGroup
 from trunnion_cpu.encoder import CpuEncoderGroup
 from trunnion_cpu.kernels import kernels
 from trunnion_cpu.methods import CpuLinearMethod
-from trunnion_cpu.native import Native, native, native_state
+from trunnion_cpu.native import Native, activations, native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.runner import TapedRunner
+from trunnion_cpu.tiled_weights import TiledIntLinearMethod
 
 DISPATCH_KEY = "CPU"
 
@@ -62,11 +63,14 @@ class CpuHardware(ReferenceHardware):
         found = native()
         if scheme is None and isinstance(found, Native):
             return CpuLinearMethod(found)
+        if isinstance(scheme, GroupedInt) and isinstance(found, Native) and activations() == "int8":
+            return TiledIntLinearMethod(scheme)
         return super().linear_method(scheme, prefix)
 
     def check_environment(self) -> Sequence[EnvironmentProblem]:
         try:
             found = native()
+            activations()
         except UnsupportedError as error:
             return [EnvironmentProblem(what="native operators", found=str(error), needed="one of them", fatal=True)]
         if isinstance(found, Native) or found.is_wanted:

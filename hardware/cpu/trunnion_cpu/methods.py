@@ -1,4 +1,4 @@
-"""The linear method of an unquantised checkpoint on CPUs: native products for few rows, torch's for many."""
+"""The linear methods of the CPU: native products of weights as they lie, or laid out in tiles when they are loaded."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trunnion.ops.registry import OPERATORS
 from trunnion.reference.linear_method import UnquantizedLinearMethod
 from trunnion_cpu.native import Native
 
+ALL_ROWS = 1 << 40
 MOST_ROWS = {
-    ("avx512_bf16", torch.bfloat16): 64,
-    ("avx512_bf16", torch.float32): 512,
-    ("avx512", torch.bfloat16): 16,
-    ("avx512", torch.float32): 512,
-    ("avx2", torch.bfloat16): 16,
-    ("avx2", torch.float32): 64,
+    ("avx512_bf16", torch.bfloat16): ALL_ROWS,
+    ("avx512_bf16", torch.float32): ALL_ROWS,
+    ("avx512", torch.bfloat16): ALL_ROWS,
+    ("avx512", torch.float32): ALL_ROWS,
+    ("avx2", torch.bfloat16): ALL_ROWS,
+    ("avx2", torch.float32): 256,
     ("portable", torch.bfloat16): 4,
     ("portable", torch.float32): 4,
 }
-"""(instruction set, dtype) -> rows up to which reading the weight as it lies is no slower than torch, on one core.
+"""(instruction set, dtype) -> rows up to which a native product is no slower than torch's.
 
-Measured where there is AVX512-BF16; where there is none, torch's products in bfloat16 are slower than they were then.
+Measured up to 1,024 rows with two threads on one processor with AVX512-BF16, torch held to the same instructions. The
+portable ones are also those of processors where nothing was measured, whose torch may have better.
 """
 
 
@@ -36,4 +39,6 @@ class CpuLinearMethod(UnquantizedLinearMethod):
         if x.numel() <= self._most_rows.get(x.dtype, 0) * weight.shape[1] and weight.dtype == x.dtype and x.is_cpu:
             out: torch.Tensor = torch.ops.trunnion_cpu.linear(x, weight, bias)
             return out
+        if x.dtype not in self._most_rows:
+            OPERATORS.count_declined("linear", f"{x.dtype} is neither float32 nor bfloat16")
         return F.linear(x, weight, bias)

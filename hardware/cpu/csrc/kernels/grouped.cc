@@ -1,7 +1,9 @@
 // Products with weights of 4 or 8 bits, a scale and a zero point per row and group: made dense in registers.
 //
-// Rows of x are widened to float32; for 4 bits even features stand before odd ones, as halves of bytes fall apart.
+// Rows of x are widened to float32; for 4 bits even features stand before odd ones, as halves of bytes fall apart. Many
+// rows of bfloat16 meet panels of the weight, made dense and rounded to bfloat16, where there are products of its pairs.
 #include "kernels_of_isa.h"
+#include "panels.h"
 #include "vector.h"
 
 namespace trunnion_cpu::TRUNNION_ISA {
@@ -48,7 +50,7 @@ TRUNNION_INLINE Factor factor_at(const GroupedArgs& args, int64_t feature, int64
 
 template <class T, int kBits, int kRows, int kFeatures>
 TRUNNION_INLINE void tile(const GroupedArgs& args, int64_t row, int64_t feature) {
-  const float* x = args.x + row * args.x_stride;
+  const float* x = static_cast<const float*>(args.x) + row * args.x_stride;
   const uint8_t* weight = args.weight + feature * args.weight_stride;
   Floats sums[kFeatures][kRows] = {};
   for (int64_t group = 0; group < args.groups; ++group) {
@@ -125,7 +127,59 @@ void spread_rows(const SpreadArgs& args, int64_t first, int64_t last) {
   }
 }
 
+#if defined(__AVX512BF16__)
+// Below, making the weight dense for a few rows at a time is faster than packing it.
+constexpr int64_t kRowsForPanels = 9;
+
+template <int kBits>
+struct GroupedRows {
+  const GroupedArgs& args;
+  Pairs operator()(int64_t feature, int64_t k, int64_t left) const {
+    const int64_t at = feature * args.groups + k / args.group_size;
+    const float scale = to_float(static_cast<const BFloat16*>(args.scales)[at]);
+    const float zero = args.zero_points == nullptr ? (float)(1 << (kBits - 1)) : (float)args.zero_points[at];
+    const Values values = values_at<kBits>(args.weight + feature * args.weight_stride + k * kBits / 8, left);
+    const auto first = (__m512)((values.first - zero) * scale), second = (__m512)((values.second - zero) * scale);
+    if constexpr (kBits == 8) return (Pairs)_mm512_cvtne2ps_pbh(second, first);
+    const Pairs even = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first));
+    const Pairs odd = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second));
+    return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+  }
+};
+
+void panel_items(const GroupedArgs& args, int64_t first, int64_t last) {
+  const LinearArgs linear{
+      .x = args.x,
+      .x_stride = args.x_stride,
+      .weight = nullptr,
+      .weight_stride = 0,
+      .bias = args.bias,
+      .out = args.out,
+      .rows = args.rows,
+      .features = args.features,
+      .size = args.size,
+      .features_per_item = args.features_per_item,
+      .rows_per_item = args.rows_per_item,
+      .element = args.element,
+      .x_scales = nullptr,
+      .x_sums = nullptr,
+      .weight_scales = nullptr,
+  };
+  if (args.bits == 4) return panel_items(linear, GroupedRows<4>{args}, first, last);
+  panel_items(linear, GroupedRows<8>{args}, first, last);
+}
+#endif
+
 }  // namespace
+
+ItemShape grouped_item([[maybe_unused]] Element element, [[maybe_unused]] int64_t rows, bool& takes_prepared) {
+  takes_prepared = false;
+#if defined(__AVX512BF16__)
+  takes_prepared = element == Element::kBFloat16 && rows >= kRowsForPanels;
+  if (takes_prepared) return panel_item(rows);
+#endif
+  return {kItemFeatures, kItemRows};
+}
 
 int64_t spread_size(int64_t size) { return (size + kPair - 1) / kPair * kPair; }
 
@@ -135,6 +189,9 @@ void spread(const SpreadArgs& args, int64_t first, int64_t last) {
 }
 
 void grouped_linear(const GroupedArgs& args, int64_t first, int64_t last) {
+#if defined(__AVX512BF16__)
+  if (args.is_prepared) return panel_items(args, first, last);
+#endif
   const bool is_float = args.element == Element::kFloat32;
   if (args.bits == 4) return is_float ? items<float, 4>(args, first, last) : items<BFloat16, 4>(args, first, last);
   return is_float ? items<float, 8>(args, first, last) : items<BFloat16, 8>(args, first, last);

@@ -8,7 +8,7 @@
 
 namespace trunnion_cpu {
 
-enum class Element : int32_t { kFloat32, kBFloat16 };
+enum class Element : int32_t { kFloat32, kBFloat16, kFloat16 };  // the last of scales alone
 
 // y[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n]
 struct LinearArgs {
@@ -25,6 +25,13 @@ struct LinearArgs {
   const float* x_sums;         // [rows]: sums of the prepared integers
   const float* weight_scales;  // [features]
 };
+
+// What a kernel likes its items to be: features in multiples, and up to so many rows.
+struct ItemShape {
+  int64_t features, rows;
+};
+constexpr int64_t kItemFeatures = 24;  // a multiple of what kernels without panels take at once
+constexpr int64_t kItemRows = 64;      // whose prepared values a cache holds beside those of a weight
 
 struct QuantiseArgs {
   const void* x;  // [rows, x_stride]
@@ -53,7 +60,7 @@ struct RowPlaces {
 
 // y[m, n] = sum over k of x[m, k] * (weight[n, k] - zero_points[n, k / group]) * scales[n, k / group], + bias[n]
 struct GroupedArgs {
-  const float* x;  // [rows, x_stride], as Kernels::spread makes it
+  const void* x;  // [rows, x_stride], as Kernels::spread makes it, or Kernels::prepare
   int64_t x_stride;
   const uint8_t* weight;  // [features, weight_stride]; of two values in a byte the lower half is the first
   int64_t weight_stride;
@@ -63,7 +70,8 @@ struct GroupedArgs {
   void* out;                   // [rows, features]
   int64_t rows, features, size, bits, group_size, groups;
   int64_t features_per_item, rows_per_item;
-  Element element;  // of scales, bias and out
+  Element element;   // of scales, bias and out
+  bool is_prepared;  // by Kernels::prepare
 };
 
 struct SpreadArgs {
@@ -71,6 +79,38 @@ struct SpreadArgs {
   int64_t x_stride;
   float* out;  // [rows, spread_size(size)]
   int64_t size, bits;
+  Element element;
+};
+
+// As GroupedArgs, with weights in tiles of 16 features (see tiled.cc) and rows quantised by blocks.
+struct TiledArgs {
+  const int8_t* x;  // [rows, x_stride], as Kernels::quantise_blocks makes it
+  int64_t x_stride;
+  const float* x_scales;        // [rows, blocks]
+  const int32_t* x_sums;        // [rows, blocks]: of the integers of a block
+  const uint8_t* codes;         // [tiles, tile_bytes]
+  int64_t tile_bytes;           // 2 * bits * x_stride
+  const void* scales;           // [tiles, groups, 16]
+  const void* mins;             // likewise, added in place of zero points taken off; or null
+  const uint8_t* zero_points;   // [tiles, groups, 16]; null: 2 ** (bits - 1)
+  const void* bias;             // [features] or null
+  void* out;                    // [rows, features]
+  int64_t rows, features, bits;
+  int64_t block_size, blocks;   // a block lies within a group
+  int64_t group_size, groups;
+  int64_t features_per_item, rows_per_item;  // the former a multiple of 16
+  Element scale_element;        // of scales and mins
+  Element element;              // of bias and out
+};
+
+struct BlocksArgs {
+  const void* x;  // [rows, x_stride]
+  int64_t x_stride;
+  int8_t* out;  // [rows, out_stride], zeros past `size`
+  int64_t out_stride;
+  float* scales;  // [rows, blocks]
+  int32_t* sums;  // [rows, blocks]
+  int64_t size, block_size, blocks;
   Element element;
 };
 
@@ -156,12 +196,13 @@ constexpr int64_t tile_bytes(int64_t rows, int64_t head_dim) {
   return 4 * (2 * kTileKeys * width + filled * (2 * width + 2));
 }
 
-// Ranges are of rows (prepare, quantise, spread, norm, gated), tokens (rotate) or items, each of which one thread computes.
+// Ranges are of rows (prepare, quantise, spread, quantise_blocks, norm, gated), tokens (rotate) or items, each of which one thread computes.
 struct Kernels {
   const char* name;
   int64_t (*prepared_size)(Element element, int64_t size);  // elements of a prepared row
   int64_t (*prepared_bytes)(Element element);               // of one such element
   void (*prepare)(const PrepareArgs& args, int64_t first, int64_t last);
+  ItemShape (*linear_item)(Element element, int64_t rows);  // for that many rows in all
   void (*linear)(const LinearArgs& args, int64_t first, int64_t last);
   int64_t (*quantised_size)(int64_t size);
   int64_t (*quantised_bytes)();
@@ -169,7 +210,11 @@ struct Kernels {
   void (*w8a8_linear)(const LinearArgs& args, int64_t first, int64_t last);
   int64_t (*spread_size)(int64_t size);
   void (*spread)(const SpreadArgs& args, int64_t first, int64_t last);
+  // As linear_item, and whether x is to be prepared, and not spread.
+  ItemShape (*grouped_item)(Element element, int64_t rows, bool& takes_prepared);
   void (*grouped_linear)(const GroupedArgs& args, int64_t first, int64_t last);
+  void (*quantise_blocks)(const BlocksArgs& args, int64_t first, int64_t last);
+  void (*tiled_linear)(const TiledArgs& args, int64_t first, int64_t last);
   void (*rms_norm)(const NormArgs& args, int64_t first, int64_t last);
   void (*silu_and_mul)(const GatedArgs& args, int64_t first, int64_t last);
   void (*rotate)(const RotateArgs& args, int64_t first, int64_t last);

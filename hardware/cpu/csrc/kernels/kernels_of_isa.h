@@ -8,6 +8,7 @@ namespace trunnion_cpu::TRUNNION_ISA {
 int64_t prepared_size(Element element, int64_t size);
 int64_t prepared_bytes(Element element);
 void prepare(const PrepareArgs& args, int64_t first, int64_t last);
+ItemShape linear_item(Element element, int64_t rows);
 void linear(const LinearArgs& args, int64_t first, int64_t last);
 int64_t quantised_size(int64_t size);
 int64_t quantised_bytes();
@@ -15,7 +16,10 @@ void quantise(const QuantiseArgs& args, int64_t first, int64_t last);
 void w8a8_linear(const LinearArgs& args, int64_t first, int64_t last);
 int64_t spread_size(int64_t size);
 void spread(const SpreadArgs& args, int64_t first, int64_t last);
+ItemShape grouped_item(Element element, int64_t rows, bool& takes_prepared);
 void grouped_linear(const GroupedArgs& args, int64_t first, int64_t last);
+void quantise_blocks(const BlocksArgs& args, int64_t first, int64_t last);
+void tiled_linear(const TiledArgs& args, int64_t first, int64_t last);
 void rms_norm(const NormArgs& args, int64_t first, int64_t last);
 void silu_and_mul(const GatedArgs& args, int64_t first, int64_t last);
 void rotate(const RotateArgs& args, int64_t first, int64_t last);

@@ -88,6 +88,7 @@ void multiply(const Sorted& sorted, const Stack& stack, const void* rows, void* 
   for (size_t e = 0; e + 1 < sorted.begins.size(); ++e) {
     const int64_t first = sorted.begins[e], count = sorted.begins[e + 1] - first;
     if (count == 0) continue;
+    const ItemShape shape = kernel.linear_item(element, count);
     products.of.push_back({
         .x = static_cast<const char*>(given.out) + first * row_bytes,
         .x_stride = width,
@@ -98,8 +99,8 @@ void multiply(const Sorted& sorted, const Stack& stack, const void* rows, void* 
         .rows = count,
         .features = stack.features,
         .size = stack.size,
-        .features_per_item = features_per_item(stack.features, stack.size * bytes, threads),
-        .rows_per_item = kRowsPerItem,
+        .features_per_item = features_per_item(stack.features, stack.size * bytes, threads, shape.features),
+        .rows_per_item = shape.rows,
         .element = element,
         .x_scales = nullptr,
         .x_sums = nullptr,

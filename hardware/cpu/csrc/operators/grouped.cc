@@ -3,6 +3,7 @@
 
 #include "isa.h"
 #include "items.h"
+#include "prepared.h"
 #include "scratch.h"
 #include "tensors.h"
 #include "threads.h"
@@ -17,6 +18,13 @@ const void* matrix_of(const Tensor& tensor, int64_t rows, int64_t columns, const
   STD_TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns && tensor.is_contiguous(),
                   what, " is no dense matrix of ", rows, " by ", columns);
   return tensor.data_ptr();
+}
+
+PreparedRows spread(const Kernels& kernel, SpreadArgs args, int64_t rows, int64_t threads) {
+  const int64_t width = kernel.spread_size(args.size);
+  args.out = static_cast<float*>(Scratch::of(rows * width * sizeof(float)));
+  share(rows, rows * args.size < kSharedRows ? 1 : threads, kernel.spread, args);
+  return {args.out, width};
 }
 
 Tensor grouped_int_linear(const Tensor& x, const Tensor& weight, const Tensor& scales,
@@ -41,20 +49,15 @@ Tensor grouped_int_linear(const Tensor& x, const Tensor& weight, const Tensor& s
                   "bias is no vector of ", features.count, " values of x's dtype");
   const Kernels& kernel = kernels();
   const int64_t threads = rows.count * features.count * size < kSharedWork ? 1 : num_threads();
-  const int64_t width = kernel.spread_size(size);
-  const SpreadArgs given{
-      .x = rows.data(),
-      .x_stride = x_stride,
-      .out = static_cast<float*>(Scratch::of(rows.count * width * sizeof(float))),
-      .size = size,
-      .bits = bits,
-      .element = element,
-  };
-  share(rows.count, rows.count * size < kSharedRows ? 1 : threads, kernel.spread, given);
+  bool takes_prepared;
+  const ItemShape shape = kernel.grouped_item(element, rows.count, takes_prepared);
+  const PreparedRows given =
+      takes_prepared ? prepared(kernel, {rows.data(), x_stride, nullptr, size, element}, rows.count, threads)
+                     : spread(kernel, {rows.data(), x_stride, nullptr, size, bits, element}, rows.count, threads);
   Tensor out = like_with_last(x, features.count);
   const GroupedArgs args{
-      .x = given.out,
-      .x_stride = width,
+      .x = given.data,
+      .x_stride = given.stride,
       .weight = static_cast<const uint8_t*>(features.data()),
       .weight_stride = weight_stride,
       .scales = matrix_of(scales, features.count, groups, "scales"),
@@ -69,9 +72,10 @@ Tensor grouped_int_linear(const Tensor& x, const Tensor& weight, const Tensor& s
       .bits = bits,
       .group_size = group_size,
       .groups = groups,
-      .features_per_item = features_per_item(features.count, size * bits / 8, threads),
-      .rows_per_item = kRowsPerItem,
+      .features_per_item = features_per_item(features.count, size * bits / 8, threads, shape.features),
+      .rows_per_item = shape.rows,
       .element = element,
+      .is_prepared = takes_prepared,
   };
   share(num_items(args), threads, kernel.grouped_linear, args);
   return out;

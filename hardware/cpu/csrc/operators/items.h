@@ -14,10 +14,11 @@ constexpr int64_t kRowsPerItem = 64;
 constexpr int64_t kItemsPerThread = 4;
 constexpr int64_t kSharedWork = 1 << 16;  // products below which waking others costs more than it saves
 
-inline int64_t features_per_item(int64_t features, int64_t row_bytes, int64_t threads) {
-  int64_t most = std::max(kWeightBytesPerItem / std::max<int64_t>(row_bytes, 1), kMinFeaturesPerItem);
+inline int64_t features_per_item(int64_t features, int64_t row_bytes, int64_t threads,
+                                 int64_t multiple = kMinFeaturesPerItem) {
+  int64_t most = std::max(kWeightBytesPerItem / std::max<int64_t>(row_bytes, 1), multiple);
   most = std::min(most, (features + threads * kItemsPerThread - 1) / (threads * kItemsPerThread));
-  return (most + kMinFeaturesPerItem - 1) / kMinFeaturesPerItem * kMinFeaturesPerItem;
+  return (most + multiple - 1) / multiple * multiple;
 }
 
 template <class Args>

@@ -4,21 +4,12 @@
 
 #include "isa.h"
 #include "items.h"
-#include "scratch.h"
+#include "prepared.h"
 #include "tensors.h"
 #include "threads.h"
 
 namespace trunnion_cpu {
 namespace {
-
-constexpr int64_t kSharedPrepare = 1 << 15;
-
-const void* prepared(const Kernels& kernel, PrepareArgs args, int64_t rows, int64_t width, int64_t threads) {
-  args.out = Scratch::of(rows * width * kernel.prepared_bytes(args.element));
-  if (rows * width < kSharedPrepare) threads = 1;
-  share(rows, threads, kernel.prepare, args);
-  return args.out;
-}
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   const Element element = element_of(x, "x");
@@ -35,11 +26,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   Tensor out = like_with_last(x, features.count);
   const Kernels& kernel = kernels();
   const int64_t threads = rows.count * features.count * size < kSharedWork ? 1 : num_threads();
-  const int64_t width = kernel.prepared_size(element, size);
-  const int64_t element_bytes = element == Element::kFloat32 ? 4 : 2;
+  const ItemShape shape = kernel.linear_item(element, rows.count);
+  const PreparedRows given = prepared(kernel, {rows.data(), x_stride, nullptr, size, element}, rows.count, threads);
   LinearArgs args{
-      .x = prepared(kernel, {rows.data(), x_stride, nullptr, size, element}, rows.count, width, threads),
-      .x_stride = width,
+      .x = given.data,
+      .x_stride = given.stride,
       .weight = features.data(),
       .weight_stride = weight_stride,
       .bias = bias.has_value() ? bias->data_ptr() : nullptr,
@@ -47,8 +38,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
       .rows = rows.count,
       .features = features.count,
       .size = size,
-      .features_per_item = features_per_item(features.count, size * element_bytes, threads),
-      .rows_per_item = kRowsPerItem,
+      .features_per_item = features_per_item(features.count, size * element_bytes(element), threads, shape.features),
+      .rows_per_item = shape.rows,
       .element = element,
       .x_scales = nullptr,
       .x_sums = nullptr,

@@ -101,8 +101,12 @@ class OperatorRegistry:
 
     def decline(self, op_name: str, reason: str, *args: Any, **kwargs: Any) -> Any:
         """Called by a kernel that cannot serve its arguments: count the reason, return what the reference computes."""
-        self._declined[op_name, reason] += 1
+        self.count_declined(op_name, reason)
         return self._references[op_name](*args, **kwargs)
+
+    def count_declined(self, op_name: str, reason: str) -> None:
+        """As `decline`, of what is no operator here and falls back by itself: the products of a linear method."""
+        self._declined[op_name, reason] += 1
 
     def declined(self) -> Mapping[tuple[str, str], int]:
         """(operator, reason) -> calls since the last `reset_declined`."""

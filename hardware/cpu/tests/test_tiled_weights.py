@@ -1,0 +1,104 @@
+"""Layers whose weights lie in tiles: what they compute, whoever published them; memory, reloads, choices, reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.one_scheme import OfOneScheme
+from tests.unit.packed_toys import FORMATS, FUSED, GPTQ, WEIGHT_MAP, Toy, load, save, scheme_of
+
+from trunnion.config import BuildContext
+from trunnion.errors import UnsupportedError
+from trunnion.interfaces.quantization import Scheme
+from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
+from trunnion.weights.loader import load_weights
+from trunnion.weights.safetensors_source import SafetensorsSource
+from trunnion_cpu.hardware import CpuHardware
+from trunnion_cpu.native import ACTIVATIONS_VARIABLE, Native, native
+from trunnion_cpu.tiled_weights import TiledIntLinearMethod, num_tiled_layers
+
+pytestmark = pytest.mark.skipif(not isinstance(native(), Native), reason="no native operators")
+
+
+@pytest.fixture(autouse=True)
+def int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ACTIVATIONS_VARIABLE, "int8")
+
+
+def build(scheme: Scheme, dtype: torch.dtype = torch.float32) -> Toy:
+    ctx = BuildContext(hardware=CpuHardware(), dtype=dtype, quantization=OfOneScheme(scheme))
+    with torch.device("meta"):
+        return Toy(ctx)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_layers_multiply_by_what_was_published(tmp_path: Path, name: str) -> None:
+    """Within what rounding rows to 127 steps of a block's largest value costs."""
+    settings: dict[str, Any] = FORMATS[name]
+    integers = save(tmp_path, settings)
+    model = build(scheme_of(settings))
+    load(model, tmp_path)
+    # 72 features are no whole tiles.
+    assert num_tiled_layers(model) == len(FUSED) - 1
+    with torch.inference_mode():
+        for fused, names in FUSED.items():
+            dense = torch.cat([integers[part].dense() for part in names])
+            x = torch.randn(3, dense.shape[1])
+            bound = x.abs().amax() / 127 / 2 * dense.abs().sum(1) + 1e-4
+            found, exact = getattr(model, fused)(x), x @ dense.T
+            assert ((found - exact).abs() <= bound).all()
+            assert (found - exact).norm() < 0.01 * exact.norm()
+
+
+def test_a_reload_lies_where_the_first_one_did(tmp_path: Path) -> None:
+    model = build(scheme_of(GPTQ))
+    for seed in (1, 2):
+        (tmp_path / str(seed)).mkdir()
+        save(tmp_path / str(seed), GPTQ, seed)
+    load(model, tmp_path / "1")
+    layer, x = model.gate_up_proj, torch.randn(4, 160)
+    with torch.inference_mode():
+        once = layer(x)
+        places = [layer.get_parameter(name).data_ptr() for name in ("qweight", "scales", "qzeros")]
+        layer.finalize()
+        assert torch.equal(layer(x), once)
+    load(model, tmp_path / "2")
+    assert [layer.get_parameter(name).data_ptr() for name in ("qweight", "scales", "qzeros")] == places
+    other = build(scheme_of(GPTQ))
+    load(other, tmp_path / "2")
+    with torch.inference_mode():
+        assert torch.equal(layer(x), other.gate_up_proj(x)) and not torch.equal(layer(x), once)
+
+
+def test_tiles_move_to_other_memory(tmp_path: Path) -> None:
+    """As a runner moves weights to large pages: nothing but parameters holds tiles."""
+    save(tmp_path, GPTQ)
+    model = build(scheme_of(GPTQ))
+    load(model, tmp_path)
+    layer, x = model.gate_up_proj, torch.randn(4, 160)
+    with torch.inference_mode():
+        once = layer(x)
+    for parameter in layer.parameters():
+        old, parameter.data = parameter.data, parameter.data.clone()
+        old.zero_()
+    layer.finalize()
+    with torch.inference_mode():
+        assert torch.equal(layer(x), once)
+
+
+def test_what_is_not_asked_for_and_other_dtypes_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, GPTQ)
+    model = build(scheme_of(GPTQ), torch.float16)
+    source = SafetensorsSource(tmp_path)
+    load_weights(model, source, WEIGHT_MAP, dtype=torch.float16, device=torch.device("cpu"))
+    assert isinstance(model.down_proj.method, TiledIntLinearMethod) and num_tiled_layers(model) == 0
+    monkeypatch.delenv(ACTIVATIONS_VARIABLE)
+    assert type(build(scheme_of(GPTQ)).down_proj.method) is GroupedIntLinearMethod
+    monkeypatch.setenv(ACTIVATIONS_VARIABLE, "int4")
+    with pytest.raises(UnsupportedError, match=r"TRUNNION_CPU_ACTIVATIONS='int4' is unknown; choices: model, int8"):
+        build(scheme_of(GPTQ))
