@@ -9,7 +9,10 @@ target_link_options(engine_aoti PRIVATE -Wl,--no-as-needed)
 # In a wheel it lies in trunnion_bundle/bin, beside the folder of torch.
 set_target_properties(engine_aoti PROPERTIES BUILD_RPATH ${TRUNNION_BUNDLE_TORCH}/lib INSTALL_RPATH "$ORIGIN/../../torch/lib")
 
-file(STRINGS ${TRUNNION_BUNDLE_TORCH}/include/torch/headeronly/version.h TORCH_VERSION_LINE REGEX "define TORCH_VERSION ")
-string(REGEX REPLACE ".*\"([0-9.]+).*" "\\1" TORCH_VERSION_TEXT "${TORCH_VERSION_LINE}")
+# A quoted string, on the line after its name.
+file(READ ${TRUNNION_BUNDLE_TORCH}/include/torch/headeronly/version.h TORCH_VERSION_HEADER)
+if(NOT TORCH_VERSION_HEADER MATCHES "define TORCH_VERSION [^\"]*\"([0-9.]+)")
+  message(FATAL_ERROR "${TRUNNION_BUNDLE_TORCH}/include/torch/headeronly/version.h does not say which torch it is")
+endif()
 file(WRITE ${PROJECT_BINARY_DIR}/engine_aoti.needs.txt
-     "the Python package torch ${TORCH_VERSION_TEXT}, beside trunnion_bundle or with its folder lib in LD_LIBRARY_PATH\n")
+     "the Python package torch ${CMAKE_MATCH_1}, beside trunnion_bundle or with its folder lib in LD_LIBRARY_PATH\n")

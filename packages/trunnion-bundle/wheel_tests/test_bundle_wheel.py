@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ class Server:
     process: subprocess.Popen[str]
     port: int
     lines: list[str]
+
+    def wait_for_line(self, pattern: str) -> str:
+        """The first line that `pattern` is found in, which may come after the port."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if found := next((line for line in list(self.lines) if re.search(pattern, line)), None):
+                return found
+            time.sleep(0.01)
+        raise AssertionError(f"no line with {pattern!r}: {''.join(self.lines)}")
 
 
 @contextmanager
@@ -121,7 +131,7 @@ def test_pip_check(installed: Path, tmp_path: Path) -> None:
 
 def test_what_it_exported_is_served_asked_and_drained(installed: Path, repository: Path) -> None:
     with serving([installed / "trunnion", "bundle", "serve", repository], repository) as server:
-        assert any("model dlrm version 1 is served on cpu-" in line for line in server.lines), server.lines
+        server.wait_for_line("model dlrm version 1 is served on cpu-")
         ask = ("-m", "trunnion_bundle.examples.ask", f"127.0.0.1:{server.port}", "--rows", "5")
         done = run(installed / "python", *ask, cwd=repository)
         assert done.returncode == 0, done.stderr
@@ -160,8 +170,8 @@ def test_a_torch_elsewhere_is_found_by_the_command_and_missed_by_name_without(
     shutil.copytree(site / "trunnion_bundle", tmp_path / "trunnion_bundle")
     program = tmp_path / "trunnion_bundle" / "bin" / "trunnion-serve-bundle"
     with serving([program, repository], tmp_path) as server:
-        (line,) = (line for line in server.lines if "could not be loaded" in line)
+        line = server.wait_for_line("could not be loaded")
         assert re.search(MISSED, line), line
     command = [installed / "python", "-m", "trunnion_bundle", "serve", repository]
     with serving(command, tmp_path, PYTHONPATH=str(tmp_path)) as server:
-        assert any("model dlrm version 1 is served" in line for line in server.lines), server.lines
+        server.wait_for_line("model dlrm version 1 is served")
