@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.test_quantised_checkpoints import WEIGHT_MAP, Everything, Toy, save
+from tests.unit.one_scheme import OfOneScheme
+from tests.unit.test_quantised_checkpoints import WEIGHT_MAP, Toy, save
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,7 +49,7 @@ def fresh_counts() -> None:
 def build(hardware: Hardware, dtype: torch.dtype, scheme: Scheme = INT8, rank: int = 0, size: int = 1) -> Toy:
     parallel = ParallelGroup(rank=rank, size=size)
     with torch.device("meta"):
-        return Toy(BuildContext(hardware=hardware, dtype=dtype, parallel=parallel, quantization=Everything(scheme)))
+        return Toy(BuildContext(hardware=hardware, dtype=dtype, parallel=parallel, quantization=OfOneScheme(scheme)))
 
 
 def load(model: Toy, folder: Path, dtype: torch.dtype, device: torch.device) -> Toy:
@@ -122,7 +123,7 @@ def test_layers_of_int8_compute_what_the_reference_does(
 
 def test_a_static_scale_is_used_with_a_fractal_weight(tmp_path: Path, device: torch.device) -> None:
     scheme = W8A8(dtype=torch.int8, activations=Activations.STATIC)
-    context = BuildContext(hardware=AscendHardware(), dtype=torch.bfloat16, quantization=Everything(scheme))
+    context = BuildContext(hardware=AscendHardware(), dtype=torch.bfloat16, quantization=OfOneScheme(scheme))
     layer = ColumnParallelLinear(40, 56, ctx=context, prefix="p").to(device)
     weight, scale = torch.randint(-127, 128, (56, 40), dtype=torch.int8), torch.rand(56) * 0.003 + 0.0005
     layer.weight.copy_(weight)

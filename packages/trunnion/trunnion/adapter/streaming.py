@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,9 @@ from trunnion.weights.source import TensorInfo
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import LoadStateDictInfo
+
+ASYNC_LOAD = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Environment variable of transformers, which it reads at each load."""
 
 
 class StoredTensor:
@@ -50,12 +54,26 @@ def stored_tensors(
         yield {name: StoredTensor(files[info.file], name, device) for name, info in infos.items()}
 
 
+@contextmanager
+def _on_this_thread() -> Iterator[None]:
+    """Devices are called on the thread that made the executor: this is how transformers is told to start no others."""
+    before = os.environ.get(ASYNC_LOAD)
+    os.environ[ASYNC_LOAD] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ASYNC_LOAD]
+        else:
+            os.environ[ASYNC_LOAD] = before
+
+
 def fill(
     module: PreTrainedModel, tensors: Mapping[str, Any], *, dtype: torch.dtype, device: torch.device
 ) -> LoadStateDictInfo:
     """Put `tensors` into `module`, which lies on meta, as `from_pretrained` would, and say what did not fit.
 
-    Transformers reads a few tensors at a time, and converts (fuses experts, splits projections) on `device`. What it
+    Transformers reads one tensor at a time, and converts (fuses experts, splits projections) on `device`. What it
     computes instead of loading, like the frequencies of ropes, is computed there too, unless that is meta.
     """
     where = {"": device}
@@ -66,7 +84,8 @@ def fill(
         weight_mapping=get_model_conversion_mapping(module, None, None),
     )
     found: LoadStateDictInfo
-    found, _ = convert_and_load_state_dict_in_model(module, dict(tensors), settings)
+    with _on_this_thread():
+        found, _ = convert_and_load_state_dict_in_model(module, dict(tensors), settings)
     if device.type != "meta":
         module.mark_tied_weights_as_initialized(found)
         module._move_missing_keys_from_meta_to_device(found.missing_and_mismatched(), where, None, None)
