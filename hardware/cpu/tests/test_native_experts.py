@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from trunnion.ops.moe import experts_by_token
+from trunnion.ops.registry import OPERATORS
+from trunnion_cpu.kernels.native import native_kernels
+
 pytestmark = pytest.mark.usefixtures("isa", "inference")
 Check = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -79,3 +83,13 @@ def test_what_does_not_fit_is_named() -> None:
         torch.ops.trunnion_cpu.fused_experts(x, w13, w2, weights, torch.tensor([[0], [3]]))
     with pytest.raises(RuntimeError, match="do not fit together"):
         torch.ops.trunnion_cpu.fused_experts(x, w13, w2.mT.contiguous(), weights, torch.tensor([[0], [1]]))
+
+
+def test_experts_in_float16_are_counted_as_declined() -> None:
+    x, w13, w2 = torch.randn(2, 8).half(), torch.randn(3, 12, 8).half(), torch.randn(3, 8, 6).half()
+    routing = torch.ones(2, 1), torch.tensor([[0], [2]])
+    OPERATORS.reset_declined()
+    found = native_kernels()["fused_experts"](x, w13, w2, *routing)
+    torch.testing.assert_close(found, experts_by_token(x, w13, w2, *routing))
+    assert OPERATORS.declined() == {("fused_experts", "torch.float16 is neither float32 nor bfloat16"): 1}
+    OPERATORS.reset_declined()

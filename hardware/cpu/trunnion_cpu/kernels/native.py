@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trunnion.ops.moe import experts_by_token
-from trunnion.ops.registry import decline
+from trunnion.ops.registry import OPERATORS, decline
 
 DTYPES = (torch.float32, torch.bfloat16)
 OPERANDS: Mapping[str, tuple[int, ...]] = {
@@ -23,7 +23,7 @@ OPERANDS: Mapping[str, tuple[int, ...]] = {
 those arguments that are of one dtype, of DTYPES."""
 
 TORCHS: Mapping[str, Callable[..., Any]] = {"fused_experts": experts_by_token}
-"""What computes, without a count, where the native operator does not: it would take much longer in the reference."""
+"""What computes where the native operator declines: it would take much longer in the reference."""
 
 
 def native_kernels() -> Mapping[str, Callable[..., Any]]:
@@ -63,6 +63,9 @@ def _kernel(name: str) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         if (reason := why_not(name, args)) is None:
             return operator(*args)
-        return torchs(*args) if torchs is not None else decline(name, reason, *args)
+        if torchs is None:
+            return decline(name, reason, *args)
+        OPERATORS.count_declined(name, reason)
+        return torchs(*args)
 
     return kernel
