@@ -25,6 +25,8 @@ from .routers import near_ties
 NUM_TOKENS = 14
 NUM_LOGPROBS = 20
 TEMPERATURE = 8.0
+MOST_ATTEMPTS = 10
+"""To have prompts meet in a pool that is too small for them."""
 
 
 @dataclass(frozen=True)
@@ -204,14 +206,18 @@ def test_served_logprobs_equal_the_reference(served_case: Case, tmp_path_factory
     longest = max(map(len, prompts)) + NUM_TOKENS
     size = block_size_for(registry.hardware(case.hardware), card.block_size)
     kv_blocks = 2 + -(-longest // size)
-    with _open(case, reference, max_num_tokens=128, kv_blocks=kv_blocks, prefix_caching=False) as host:
-        _serve(host, card, prompts, vocab_size, served, seed=21)
-        stats = host.stats()
-    _check_counts(stats)
     # Windows give blocks back as they move on, and states are counted by requests: only these run out, if anybody
     # takes a block after those of its prompt.
     grows = any(-(-len(prompt) // size) < -(-(len(prompt) + NUM_TOKENS) // size) for prompt in prompts)
-    assert stats.preemptions > 0 or not grows or not any(group.kind in ("full", "mla") for group in stats.groups)
+    with _open(case, reference, max_num_tokens=128, kv_blocks=kv_blocks, prefix_caching=False) as host:
+        runs_out = grows and any(group.kind in ("full", "mla") for group in host.stats().groups)
+        for attempt in range(MOST_ATTEMPTS):
+            _serve(host, card, prompts, vocab_size, served, seed=21 + 10 * attempt)
+            stats = host.stats()
+            if stats.preemptions or not runs_out:
+                break  # else the machine was busy, and one prompt ended before the next one was submitted
+    _check_counts(stats)
+    assert stats.preemptions > 0 or not runs_out
     assert len({token for tokens in served.tokens for token in tokens}) > 30, (
         "sequences that do not wander prove little"
     )
