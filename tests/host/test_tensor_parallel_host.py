@@ -29,6 +29,8 @@ from .tiny_models import CONFIGS, VOCAB_SIZE, greedy, save_model
 NUM_TOKENS = 24
 SECONDS = 30
 """Longer than any of this takes; shorter than gloo's own patience."""
+MOST_ATTEMPTS = 10
+"""To have prompts meet in a pool that is too small for them."""
 NULL = HostConfig(
     model="null",
     hardware="null",
@@ -128,7 +130,10 @@ def test_two_ranks_say_what_one_says(model_type: str, library: Path, tmp_path: P
     for tp_size, overlap in ((1, False), (2, False), (2, True)):
         asked = dataclasses.replace(config, tp_size=tp_size, overlap=overlap)
         with ServingHost(asked, library=library) as host:
-            assert serve(host, prompts) == expected
+            for _ in range(MOST_ATTEMPTS):
+                assert serve(host, prompts) == expected
+                if host.stats().preemptions:
+                    break  # else the machine was busy, and prompts ended before others were submitted
             assert serve(host, prompts[:2]) == expected[:2]
             before = host.stats().prefix_hit_tokens
             assert serve(host, prompts[:2]) == expected[:2]
