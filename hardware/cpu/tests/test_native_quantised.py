@@ -11,6 +11,7 @@ import torch
 from trunnion.ops.grouped_int import pack
 from trunnion.ops.registry import OPERATORS
 from trunnion_cpu.hardware import CpuHardware
+from trunnion_cpu.tiled_w8a8 import byte_tiles_of
 from trunnion_cpu.tiled_weights import per_tile, tiles_of
 
 ROWS = (0, 1, 2, 3, 4, 5, 8, 9, 17, 66)
@@ -40,6 +41,46 @@ def test_w8a8(dtype: torch.dtype, check: Check, size: int, static: bool, threads
             expected = (codes @ weight.double().T) * scale.double() * weight_scale.double()
             check(operators().w8a8_linear(x, weight, weight_scale, input_scale, bias), expected + bias.double())
             check(operators().w8a8_linear(x, weight, weight_scale, input_scale, None), expected)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["scale-per-row", "one-scale"])
+@pytest.mark.parametrize("size", [8, 72, 200, 1000])
+def test_w8a8_in_tiles(dtype: torch.dtype, check: Check, size: int, static: bool, threads: int) -> None:
+    """As `test_w8a8`, of a weight laid out for it."""
+    for features in (16, 48, 144):
+        weight = torch.randint(-128, 128, (features, size), dtype=torch.int8)
+        weight_scale = torch.rand(features) * 0.01 + 0.001
+        bias, tiles = torch.randn(features).to(dtype), byte_tiles_of(weight)
+        for rows in (*ROWS, 12, 13, 300):
+            x = (torch.randn(rows, size + 3) * 0.5).to(dtype)[:, :size]
+            input_scale = torch.tensor([0.008]) if static else None
+            scale = torch.full((rows, 1), 0.008) if static else (x.float().abs().amax(1, keepdim=True) / 127)
+            codes = (x.float() / scale).clamp(-127, 127).round().double()
+            expected = (codes @ weight.double().T) * scale.double() * weight_scale.double()
+            found = operators().tiled_w8a8_linear(x, tiles, weight_scale, input_scale, bias)
+            check(found, expected + bias.double())
+            check(operators().tiled_w8a8_linear(x, tiles, weight_scale, input_scale, None), expected)
+
+
+@pytest.mark.parametrize("value", [-128, 127])
+def test_w8a8_in_tiles_sums_the_largest_integers_exactly(dtype: torch.dtype, value: int) -> None:
+    """Of the longest rows: in units of the last place of a sum in float32."""
+    size = 1 << 16
+    weight, scale = torch.full((16, size), value, dtype=torch.int8), torch.ones(16)
+    x = torch.full((3, size), 127, dtype=dtype)
+    x[1] = -127
+    x[2, : size // 2] = -127
+    found = operators().tiled_w8a8_linear(x, byte_tiles_of(weight), scale, None, None)
+    expected = torch.tensor([127 * value * size, -127 * value * size, 0], dtype=torch.float64).to(dtype)
+    assert torch.equal(found, expected.unsqueeze(1).expand(3, 16))
+
+
+def test_w8a8_in_tiles_of_zeros_and_of_what_is_no_number(dtype: torch.dtype) -> None:
+    tiles, scale = byte_tiles_of(torch.full((16, 72), -128, dtype=torch.int8)), torch.ones(16)
+    x = torch.zeros(3, 72, dtype=dtype)
+    x[1, 71], x[2, 0] = float("nan"), float("inf")
+    found = operators().tiled_w8a8_linear(x, tiles, scale, None, None)
+    assert not found[0].any() and found[1:].isnan().all()
 
 
 def test_w8a8_of_zeros_and_of_what_is_no_number(dtype: torch.dtype) -> None:
@@ -168,6 +209,10 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(RuntimeError, match="scales are not dense, 1 by 2 by 16"):
         codes = torch.zeros(1, 512, dtype=torch.uint8)
         operators().tiled_int_linear(x, codes, torch.ones(1, 3, 16), None, None, None, 4, 32, 4)
+    with pytest.raises(RuntimeError, match="a weight of 4 by 64 is not made of tiles of 16 by 4 up to 65536"):
+        operators().tiled_w8a8_linear(x, torch.zeros(4, 64, dtype=torch.int8), torch.ones(4), None, None)
+    with pytest.raises(RuntimeError, match="weight_scale has 3 values, expected 16"):
+        operators().tiled_w8a8_linear(x, torch.zeros(16, 64, dtype=torch.int8), torch.ones(3), None, None)
     with pytest.raises(RuntimeError, match="weight_scale has 3 values, expected 4"):
         operators().w8a8_linear(x, torch.zeros(4, 64, dtype=torch.int8), torch.ones(3), None, None)
 

@@ -13,7 +13,7 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import EnvironmentProblem
 from trunnion.interfaces.methods import LinearMethod
 from trunnion.interfaces.model import Model
-from trunnion.interfaces.quantization import GroupedInt, Scheme
+from trunnion.interfaces.quantization import W8A8, GroupedInt, Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
@@ -24,6 +24,7 @@ from trunnion_cpu.methods import CpuLinearMethod
 from trunnion_cpu.native import Native, activations, native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.runner import TapedRunner
+from trunnion_cpu.tiled_w8a8 import TiledW8A8LinearMethod
 from trunnion_cpu.tiled_weights import TiledIntLinearMethod
 
 DISPATCH_KEY = "CPU"
@@ -63,6 +64,8 @@ class CpuHardware(ReferenceHardware):
         found = native()
         if scheme is None and isinstance(found, Native):
             return CpuLinearMethod(found)
+        if isinstance(scheme, W8A8) and isinstance(found, Native):
+            return TiledW8A8LinearMethod(scheme)
         if isinstance(scheme, GroupedInt) and isinstance(found, Native) and activations() == "int8":
             return TiledIntLinearMethod(scheme)
         return super().linear_method(scheme, prefix)

@@ -21,6 +21,7 @@ from trunnion_cpu.methods import MOST_ROWS
 from trunnion_cpu.native import Absent, Native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.tape import TapeRecorder
+from trunnion_cpu.tiled_w8a8 import num_tiled_w8a8_layers
 from trunnion_cpu.tiled_weights import num_tiled_layers
 from trunnion_cpu.torch_work import is_torch_work
 
@@ -80,6 +81,9 @@ class TapedRunner(Runner):
         if num_layers := num_tiled_layers(self.model):
             name = f"{num_layers} linear layers in 4 or 8 bits by groups"
             report.implementations[name] = "rows quantised to int8 by blocks on the way"
+        if num_layers := num_tiled_w8a8_layers(self.model):
+            name = f"{num_layers} linear layers of int8 weights and activations"
+            report.implementations[name] = "weights laid out in tiles"
         for group in self.groups:
             spec = getattr(group, "spec", None)
             if isinstance(spec, AttentionSpec) and isinstance(self._native, Native) and (why := why_not_native(spec)):

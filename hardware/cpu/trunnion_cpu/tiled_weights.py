@@ -67,10 +67,10 @@ class TiledIntLinearMethod(GroupedIntLinearMethod):
         bits, (out_features, row_bytes) = self.scheme.bits, weight.shape
         if why_not_tiled(layer.dense_dtype, out_features, row_bytes * 8 // bits) is not None:
             return
-        _lay_out(layer, self.names.weight, tiles_of(weight.data, bits))
-        _lay_out(layer, self.names.scales, per_tile(layer.get_parameter(self.names.scales).data))
+        lay_out(layer, self.names.weight, tiles_of(weight.data, bits))
+        lay_out(layer, self.names.scales, per_tile(layer.get_parameter(self.names.scales).data))
         if self.scheme.has_zero_points:
-            _lay_out(layer, self.names.zero_points, per_tile(layer.get_parameter(self.names.zero_points).data))
+            lay_out(layer, self.names.zero_points, per_tile(layer.get_parameter(self.names.zero_points).data))
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if PARAMETERS not in layer.__dict__:
@@ -88,9 +88,12 @@ class TiledIntLinearMethod(GroupedIntLinearMethod):
         return out
 
 
-def _lay_out(layer: nn.Module, name: str, fresh: torch.Tensor) -> None:
-    """Put `fresh` where the first one lies, in the shape of the parameter, which the loader goes by."""
-    laid_out = layer.__dict__.setdefault(PARAMETERS, {})
+def lay_out(layer: nn.Module, name: str, fresh: torch.Tensor, attribute: str = PARAMETERS) -> None:
+    """Put `fresh` where the first one lies, in the shape of the parameter, which the loader goes by.
+
+    `attribute` of the layer says by name which of its parameters hold tiles.
+    """
+    laid_out = layer.__dict__.setdefault(attribute, {})
     parameter = layer.get_parameter(name)
     place = laid_out.get(name, parameter).data
     place.copy_(fresh.view(place.shape))

@@ -10,7 +10,12 @@
 namespace trunnion_cpu::TRUNNION_ISA {
 namespace {
 
-// Sum: exact, of one block. Four: the same four values of a row in each lane.
+// Sum: exact, of up to kExactValues products. Four: the same four values of a row in each lane.
+#if defined(__AVX2__)
+constexpr int64_t kExactValues = 1 << 16;
+#else
+constexpr int64_t kExactValues = 128;
+#endif
 #if defined(__AVX512VNNI__)
 typedef __m512i Four;
 typedef __m512i Codes;
@@ -89,6 +94,8 @@ TRUNNION_INLINE Sum dot(Sum sum, Codes codes, Four x) {
 
 TRUNNION_INLINE Floats floats_of(Floats sum) { return sum; }
 TRUNNION_INLINE Floats floats_of(Ints sum) { return __builtin_convertvector(sum, Floats); }
+TRUNNION_INLINE Ints ints_of(Ints sum) { return sum; }
+TRUNNION_INLINE Ints ints_of(Floats sum) { return __builtin_convertvector(sum, Ints); }
 template <class Vector>
 TRUNNION_INLINE Vector in_all_lanes(int32_t value) {
   return (decltype(Vector{}[0]))value - Vector{};

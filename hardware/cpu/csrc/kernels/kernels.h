@@ -111,8 +111,24 @@ struct BlocksArgs {
   float* scales;  // [rows, blocks]
   int32_t* sums;  // [rows, blocks]
   int64_t size, block_size, blocks;
+  float scale;  // of all blocks; 0: each its own
   Element element;
 };
+
+// y[m, n] = x_scales[m] * weight_scales[n] * sum over k of x[m, k] * (codes[n, k] - 128), + bias[n]
+struct TiledBytesArgs {
+  const int8_t* x;            // [rows, size], as Kernels::quantise_blocks makes it in one block
+  const float* x_scales;      // [rows]
+  const int32_t* x_sums;      // [rows]
+  const uint8_t* codes;       // [features / 16, 16 * size]: tiles of 8 bits (see tiled.cc)
+  const float* weight_scales; // [features]
+  const void* bias;           // [features] or null
+  void* out;                  // [rows, features]
+  int64_t rows, features, size;  // features a multiple of 16, size of 4, and no more than kMostTiledBytes
+  int64_t features_per_item, rows_per_item;  // the former a multiple of 16
+  Element element;            // of bias and out
+};
+constexpr int64_t kMostTiledBytes = 1 << 16;  // of a row: sums stay within 32 bits
 
 struct NormArgs {
   RowPlaces x;         // of [size] each
@@ -215,6 +231,7 @@ struct Kernels {
   void (*grouped_linear)(const GroupedArgs& args, int64_t first, int64_t last);
   void (*quantise_blocks)(const BlocksArgs& args, int64_t first, int64_t last);
   void (*tiled_linear)(const TiledArgs& args, int64_t first, int64_t last);
+  void (*tiled_bytes_linear)(const TiledBytesArgs& args, int64_t first, int64_t last);
   void (*rms_norm)(const NormArgs& args, int64_t first, int64_t last);
   void (*silu_and_mul)(const GatedArgs& args, int64_t first, int64_t last);
   void (*rotate)(const RotateArgs& args, int64_t first, int64_t last);

@@ -20,6 +20,7 @@ ItemShape grouped_item(Element element, int64_t rows, bool& takes_prepared);
 void grouped_linear(const GroupedArgs& args, int64_t first, int64_t last);
 void quantise_blocks(const BlocksArgs& args, int64_t first, int64_t last);
 void tiled_linear(const TiledArgs& args, int64_t first, int64_t last);
+void tiled_bytes_linear(const TiledBytesArgs& args, int64_t first, int64_t last);
 void rms_norm(const NormArgs& args, int64_t first, int64_t last);
 void silu_and_mul(const GatedArgs& args, int64_t first, int64_t last);
 void rotate(const RotateArgs& args, int64_t first, int64_t last);

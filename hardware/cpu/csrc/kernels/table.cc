@@ -24,6 +24,7 @@ const Kernels kKernels = {
     .grouped_linear = grouped_linear,
     .quantise_blocks = quantise_blocks,
     .tiled_linear = tiled_linear,
+    .tiled_bytes_linear = tiled_bytes_linear,
     .rms_norm = rms_norm,
     .silu_and_mul = silu_and_mul,
     .rotate = rotate,

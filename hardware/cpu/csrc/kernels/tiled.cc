@@ -218,7 +218,7 @@ void quantise_rows(const BlocksArgs& args, int64_t first, int64_t last) {
     for (int64_t block = 0; block < args.blocks; ++block) {
       const int64_t begin = block * args.block_size;
       const int64_t size = begin + args.block_size < args.size ? args.block_size : args.size - begin;
-      const float scale = scale_of(x + begin, size);
+      const float scale = args.scale == 0.0f ? scale_of(x + begin, size) : args.scale;
       args.scales[row * args.blocks + block] = scale;
       args.sums[row * args.blocks + block] = quantise_block(x + begin, out + begin, size, scale);
     }

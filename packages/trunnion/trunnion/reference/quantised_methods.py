@@ -75,6 +75,10 @@ class W8A8LinearMethod(LinearMethod):
     def finalize(self, layer: nn.Module) -> None:
         if layer.keeps_dense_weight:
             _keep_dense(layer, dequantise_rows(layer.weight, layer.weight_scale))
+        self.keep_input_scale(layer)
+
+    def keep_input_scale(self, layer: nn.Module) -> None:
+        """One scale for all parts of the layer, where activations have static ones."""
         if self.scheme.activations is Activations.STATIC:
             keep(layer, "activation_scale", layer.input_scale.amax(0, keepdim=True))
 
