@@ -46,17 +46,24 @@ class DeepseekV3MoE(nn.Module):
             num_expert_group=config.n_group,
             topk_group=config.topk_group,
             routed_scaling_factor=config.routed_scaling_factor,
+            reduce_results=False,
             ctx=ctx,
             prefix=f"{prefix}.experts",
         )
         self.shared_experts: GatedMLP | None = None
         if config.n_shared_experts:
             size = intermediate_size * config.n_shared_experts
-            self.shared_experts = GatedMLP(hidden_size, size, ctx=ctx, prefix=f"{prefix}.shared_experts")
+            self.shared_experts = GatedMLP(
+                hidden_size, size, reduce_results=False, ctx=ctx, prefix=f"{prefix}.shared_experts"
+            )
+        self.collectives = ctx.parallel.collectives
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        routed = self.experts(x, self.gate(x), self.gate.e_score_correction_bias)
-        return routed if self.shared_experts is None else routed + self.shared_experts(x)
+        out = self.experts(x, self.gate(x), self.gate.e_score_correction_bias)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x)
+        # One sum over the ranks for both.
+        return self.collectives.all_reduce(out)
 
 
 class DeepseekV3DecoderLayer(nn.Module):

@@ -28,17 +28,24 @@ class Qwen2MoeSparseMoeBlock(nn.Module):
             size,
             config.moe_intermediate_size,
             renormalize=config.norm_topk_prob,
+            reduce_results=False,
             ctx=ctx,
             prefix=f"{prefix}.experts",
         )
         self.shared_expert = GatedMLP(
-            size, config.shared_expert_intermediate_size, ctx=ctx, prefix=f"{prefix}.shared_expert"
+            size,
+            config.shared_expert_intermediate_size,
+            reduce_results=False,
+            ctx=ctx,
+            prefix=f"{prefix}.shared_expert",
         )
         self.shared_expert_gate = ReplicatedLinear(size, 1, ctx=ctx, prefix=f"{prefix}.shared_expert_gate")
+        self.collectives = ctx.parallel.collectives
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shared = self.shared_expert(x) * self.shared_expert_gate(x).sigmoid()
-        return self.experts(x, self.gate(x)) + shared
+        # One sum over the ranks for both.
+        return self.collectives.all_reduce(self.experts(x, self.gate(x)) + shared)
 
 
 class Qwen2MoeDecoderLayer(nn.Module):

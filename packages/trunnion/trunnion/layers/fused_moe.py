@@ -63,6 +63,7 @@ class FusedMoE(nn.Module):
         intermediate_size: of one expert, all ranks together.
         bias: each expert's projections have biases (gpt-oss).
         swiglu: how gate and up are joined; None: `silu(gate) * up`.
+        reduce_results: sum the ranks' outputs; False leaves it to a block that adds shared experts to them first.
         renormalize: the chosen experts' weights sum to 1 (HF's `norm_topk_prob`). Then they are the softmax over the
             chosen logits alone, which is how Mixtral, granite-MoE and gpt-oss write it.
         num_expert_group, topk_group: group-limited routing; choose within the `topk_group` best groups.
@@ -85,6 +86,7 @@ class FusedMoE(nn.Module):
         routed_scaling_factor: float = 1.0,
         bias: bool = False,
         swiglu: ClampedSwiGLU | None = None,
+        reduce_results: bool = True,
         ctx: BuildContext,
         prefix: str,
     ) -> None:
@@ -94,6 +96,7 @@ class FusedMoE(nn.Module):
         self.renormalize = renormalize
         self.num_expert_group, self.topk_group = num_expert_group, topk_group
         self.routed_scaling_factor = routed_scaling_factor
+        self.reduce_results = reduce_results
         self.prefix = prefix
         self.parallel = ctx.parallel
         self.method = ctx.moe_method(prefix)
@@ -125,9 +128,13 @@ class FusedMoE(nn.Module):
     def forward(
         self, x: torch.Tensor, router_logits: torch.Tensor, correction_bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x [T, hidden_size], router_logits [T, num_experts] -> [T, hidden_size], the same on every rank; T = 0 too."""
+        """x [T, hidden_size], router_logits [T, num_experts] -> [T, hidden_size]; T = 0 too.
+
+        The same on every rank if results are reduced.
+        """
         weights, ids = self.route(router_logits, correction_bias)
-        return self.parallel.collectives.all_reduce(self.method.apply(self, x, weights, ids))
+        out = self.method.apply(self, x, weights, ids)
+        return self.parallel.collectives.all_reduce(out) if self.reduce_results else out
 
     def biases(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What this rank adds behind `w13` [E, 2 * I] and behind `w2` [E, H]: the latter is the first rank's to add."""
