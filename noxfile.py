@@ -403,7 +403,7 @@ def _finish(session: nox.Session, name: str) -> None:
     total = sum_folder(name)
     session.log(f"{name}: {total}")
     if total.failed:
-        session.error(f"{name}: {total.failed} failed: {', '.join(total.failures[:10])}")
+        session.error(f"{name}: {total.failed} failed: {'; '.join(total.failures[:10])}")
 
 
 for _hardware in HARDWARE:

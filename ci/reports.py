@@ -1,6 +1,7 @@
 """Results of the sessions as JUnit files under .nox/reports/<session>/, and their sum.
 
-`python ci/reports.py` prints one line for all sessions, `N passed, N failed, N skipped`, and exits with 1 on a failure.
+`python ci/reports.py` prints each failed test with the first line of its message and one line for all sessions,
+`N passed, N failed, N skipped`, and exits with 1 on a failure.
 With `--record SESSION passed|failed` it adds the result of a session that wrote no report, or no failure, itself.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+MESSAGE_LENGTH = 200
 FOLDER = Path(__file__).resolve().parent.parent / ".nox" / "reports"
 
 
@@ -23,12 +25,14 @@ class Total:
     failed: int = 0
     skipped: int = 0
     failures: list[str] = field(default_factory=list)
+    """Of each the test's name and the first line of its message."""
 
     def add(self, path: Path) -> None:
         for case in ElementTree.parse(path).getroot().iter("testcase"):
-            if case.find("failure") is not None or case.find("error") is not None:
+            found = [element for element in case if element.tag in ("failure", "error")]
+            if found:
                 self.failed += 1
-                self.failures.append(f"{case.get('classname', '')}::{case.get('name', '')}")
+                self.failures.append(f"{case.get('classname', '')}::{case.get('name', '')}{_reason(found[0])}")
             elif case.find("skipped") is not None:
                 self.skipped += 1
             else:
@@ -36,6 +40,13 @@ class Total:
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def _reason(failure: ElementTree.Element) -> str:
+    """The first line that says something of what a test failed with, cut to MESSAGE_LENGTH; empty if nothing does."""
+    lines = [line.strip() for line in (failure.get("message") or failure.text or "").splitlines()]
+    first = next(filter(None, lines), "")
+    return f": {first[:MESSAGE_LENGTH]}" if first else ""
 
 
 class Report:

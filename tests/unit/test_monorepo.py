@@ -341,6 +341,36 @@ class TestReports:
         total.add(write_tree(tmp_path, {"r.xml": self.SUITE}) / "r.xml")
         assert str(total) == "2 passed, 2 failed, 1 skipped"
 
+    @pytest.mark.parametrize(
+        ("failure", "line"),
+        [
+            (
+                '<failure message="\n  AssertionError: 3 != 4&#10;assert 3 == 4">a trace</failure>',
+                ": AssertionError: 3 != 4",
+            ),
+            ("<error>\n\n RuntimeError: no device\nmore</error>", ": RuntimeError: no device"),
+            (f'<failure message="{"x" * 300}"/>', ": " + "x" * 200),
+            ("<failure/>", ""),
+        ],
+        ids=["message", "text", "long", "nothing"],
+    )
+    def test_a_failure_is_named_with_the_first_line_of_its_message(
+        self,
+        failure: str,
+        line: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        suite = f'<testsuite><testcase classname="tests.unit.a" name="b">{failure}</testcase></testsuite>'
+        write_tree(tmp_path, {"unit/r.xml": suite})
+        monkeypatch.setattr(reports, "FOLDER", tmp_path)
+        assert reports.main([]) == 1
+        assert capsys.readouterr().out.splitlines() == [
+            f"FAILED tests.unit.a::b{line}",
+            "0 passed, 1 failed, 0 skipped",
+        ]
+
     def test_a_process_without_a_report_counts_as_failed(self, tmp_path: Path) -> None:
         reports.Report.confirm(tmp_path / "crashed.xml", "tests/host", succeeded=False)
         reports.Report.confirm(tmp_path / "fine.xml", "tests/unit", succeeded=True)
