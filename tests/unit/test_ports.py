@@ -42,6 +42,17 @@ def test_a_port_is_asked_beside_what_is_installed_and_not_remembered(write: Writ
         registry.model_class(TOY)
 
 
+def test_a_port_says_how_long_a_text_may_be(write: Write) -> None:
+    folder = write(
+        __init__=INIT + 'MAX_POSITIONS = "sizes:half"\n',
+        sizes="SIZE = 3\n\n\ndef half(config):\n    return config['max_position_embeddings'] // 2\n",
+    )
+    config = {**TOY, "max_position_embeddings": 64}
+    assert registry.max_positions(config, port=folder) == 32
+    assert registry.max_positions(config) == 64
+    assert registry.max_positions({"max_position_embeddings": 64}, port=folder) == 64
+
+
 def test_a_name_that_another_package_has_shadows_nothing(write: Write) -> None:
     before = list(sys.path)
     first, second = write("a/json", size=1), write("b/json", size=2)

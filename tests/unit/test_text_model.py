@@ -49,6 +49,11 @@ def test_longest_sequence_is_the_text_config_s(tmp_path: Path) -> None:
     assert _folder(tmp_path, {"text_config": {"max_position_embeddings": 99}}, None).max_position == 99
 
 
+def test_a_longest_sequence_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_position_embeddings must be an integer, got '99'"):
+        _folder(tmp_path, {"max_position_embeddings": "99"}, None)
+
+
 @pytest.mark.parametrize(
     ("generation", "expected"),
     [

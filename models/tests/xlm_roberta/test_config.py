@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trunnion import registry
 from trunnion.errors import ConfigError, UnsupportedError
 from trunnion_models.xlm_roberta.config import XLMRobertaConfig
 
@@ -18,6 +19,16 @@ def test_what_is_left_out_has_the_reference_defaults() -> None:
     assert (config.max_model_len, config.head_dim, config.position_offset) == (510, 64, 2)
     assert XLMRobertaConfig.from_hf({**GOOD, "max_position_embeddings": 514}).max_model_len == 512
     assert XLMRobertaConfig.from_hf({**GOOD, "pad_token_id": 3}).position_offset == 4
+
+
+def test_the_longest_text_is_the_family_s_to_say() -> None:
+    given = {**GOOD, "architectures": ["XLMRobertaModel"], "max_position_embeddings": 514}
+    assert registry.max_positions(given) == 512
+    assert registry.max_positions({**given, "pad_token_id": 3}) == 510
+    assert registry.max_positions({**GOOD, "architectures": ["XLMRobertaModel"]}) is None
+    with pytest.raises(ConfigError, match="pad_token_id must be"):
+        registry.max_positions({**given, "pad_token_id": "three"})
+    assert registry.max_positions({**given, "architectures": ["BertModel"]}) == 514
 
 
 @pytest.mark.parametrize(

@@ -3,3 +3,6 @@
 ARCHITECTURES = {"XLMRobertaForSequenceClassification": "model:XLMRobertaForSequenceClassification"}
 
 POOLING_ARCHITECTURES = {"XLMRobertaModel": "model:XLMRobertaEmbedding"}
+
+MAX_POSITIONS = "config:max_positions"
+"""Not `max_position_embeddings`: the table of positions has rows that no token of a text uses."""

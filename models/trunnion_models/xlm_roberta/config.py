@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trunnion_models.bert.config import BertConfig, read_encoder_fields
+from trunnion_models.fields import integer
 
 
 class XLMRobertaConfig(BertConfig):
@@ -14,5 +15,15 @@ class XLMRobertaConfig(BertConfig):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
         """Read a `config.json`; ConfigError or UnsupportedError names the field."""
-        padding = config.get("pad_token_id")
-        return cls(**read_encoder_fields(cls, config, position_offset=1 + (1 if padding is None else padding)))
+        return cls(**read_encoder_fields(cls, config, position_offset=_position_offset(config)))
+
+
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Longest request in tokens: the rows of the table of positions behind the padding token's; None if not given."""
+    if config.get("max_position_embeddings") is None:
+        return None
+    return integer(config, "max_position_embeddings", 0) - _position_offset(config)
+
+
+def _position_offset(config: Mapping[str, Any]) -> int:
+    return 1 + integer(config, "pad_token_id", 1, zero_allowed=True)

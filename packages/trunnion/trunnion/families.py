@@ -34,6 +34,8 @@ class ModelFamily:
     """Class name in the `config.json` of a draft with its own checkpoint -> `module:class`; may be a decoder's name."""
     draft_field: str | None = None
     """What the `config.json` of such a draft has, where its class name is a decoder's, and the decoder's has not."""
+    max_positions: str | None = None
+    """`module:function` that reads the longest sequence from a `config.json`; None: `max_position_embeddings`."""
     folder: Path | None = None
     """Where a family lies that is not installed (`trunnion.ports`)."""
 
@@ -41,6 +43,10 @@ class ModelFamily:
     def origin(self) -> str:
         """What messages call it: the folder of one that is not installed, else the package."""
         return self.package if self.folder is None else str(self.folder)
+
+    def runs(self, architecture: str) -> bool:
+        """Whether the family names a class of `config.json` in any of its tables."""
+        return any(architecture in getattr(self, table) for table in FAMILY_TABLES)
 
     def load(self, where: str) -> Any:
         """Import `module:class` of the package.
@@ -64,8 +70,14 @@ def family_of(name: str, package: ModuleType, folder: Path | None = None) -> Mod
     tables = {table: dict(getattr(package, table.upper(), {})) for table in FAMILY_TABLES}
     if not any(tables.values()):
         return None
-    field = getattr(package, "DRAFT_FIELD", None)
-    return ModelFamily(name=name, package=package.__name__, folder=folder, draft_field=field, **tables)
+    return ModelFamily(
+        name=name,
+        package=package.__name__,
+        folder=folder,
+        draft_field=getattr(package, "DRAFT_FIELD", None),
+        max_positions=getattr(package, "MAX_POSITIONS", None),
+        **tables,
+    )
 
 
 @contextmanager

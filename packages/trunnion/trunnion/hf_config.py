@@ -42,12 +42,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def max_positions(config: Mapping[str, Any]) -> int | None:
-    """Longest sequence by `max_position_embeddings`; tables of RoBERTa's kind begin behind the padding token's row."""
+    """`max_position_embeddings`, None if it is not given; the registry knows families that read it otherwise.
+
+    Raises:
+        ConfigError: it is no whole number.
+    """
     longest = text_config(config).get("max_position_embeddings")
-    if not isinstance(longest, int) or "roberta" not in str(config.get("model_type")):
-        return longest
-    padding = config.get("pad_token_id")
-    return longest - 1 - (1 if padding is None else int(padding))
+    if longest is not None and type(longest) is not int:
+        raise ConfigError(f"config.json: max_position_embeddings must be an integer, got {longest!r}")
+    return longest
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,9 +5,10 @@ top-level package `trunnion_<name>` on the import path with a `hardware.py`. Mod
 `trunnion_models` and of every package named by an entry point in `trunnion.models`; each declares `ARCHITECTURES`
 (`{"LlamaForCausalLM": "model:LlamaForCausalLM"}`) in its `__init__`, so that looking one up imports no model code, and
 `POOLING_ARCHITECTURES`, of the same form, if it also runs pooling models, `DRAFTS` if it has heads that draft for its
-architectures, and `DRAFT_ARCHITECTURES` (with `DRAFT_FIELD`) if it runs drafts with checkpoints of their own. Every
-question about families takes a `port`, the folder of a family that is not installed: it is asked as well, and nothing
-remembers it. Commands of other distributions are found by `cli.installed`.
+architectures, and `DRAFT_ARCHITECTURES` (with `DRAFT_FIELD`) if it runs drafts with checkpoints of their own;
+`MAX_POSITIONS` (`"config:max_positions"`) names what reads the longest sequence, where `max_position_embeddings` does
+not say it. Every question about families takes a `port`, the folder of a family that is not installed: it is asked as
+well, and nothing remembers it. Commands of other distributions are found by `cli.installed`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from trunnion import hf_config
 from trunnion.errors import ConfigError, UnknownArchitectureError, UnsupportedError
 from trunnion.families import ModelFamily, family_of
 from trunnion.interfaces.hardware import Hardware
@@ -177,6 +179,22 @@ def find_model(
                 )
             return family, family.load(known[name])
     raise UnknownArchitectureError(_unknown_architecture(name, model_type, families, pooling=pooling))
+
+
+def max_positions(config: Mapping[str, Any], *, port: Path | None = None) -> int | None:
+    """Longest sequence that a `config.json` is made for, as its family reads it; None if it does not say.
+
+    Raises:
+        ConfigError: the family cannot read it.
+        PortError: the port at `port` cannot be used.
+    """
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    for family in model_families(port):
+        if family.max_positions is not None and isinstance(name, str) and family.runs(name):
+            found: int | None = family.load(family.max_positions)(config)
+            return found
+    return hf_config.max_positions(config)
 
 
 def takes_images(config: Mapping[str, Any], *, port: Path | None = None) -> bool:

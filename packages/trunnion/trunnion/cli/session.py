@@ -17,9 +17,9 @@ from trunnion.cli.sampling_options import BLOCK_SIZE, LARGEST, SamplingOptions, 
 from trunnion.cli.threads import default_threads, excess, usable_cores
 from trunnion.config import DTYPES, KV_CACHE_DTYPES
 from trunnion.contract import Limits
-from trunnion.hf_config import max_positions, read_config
+from trunnion.hf_config import read_config
 from trunnion.ops.registry import declined
-from trunnion.registry import hardware_names, model_families
+from trunnion.registry import hardware_names, max_positions, model_families
 from trunnion.text.model_text import ModelText, Task, load_model_text, resolve_model
 from trunnion.text.stop_strings import StopStrings
 
@@ -118,7 +118,7 @@ class ModelPlan:
             raise UsageProblem(f"unknown hardware {options.hardware!r}; installed: {installed}")
         # Said before anything of the model is read: what the port is, and whether it clashes.
         model_families(options.port)
-        self.text = load_model_text(resolve_model(options.model))
+        self.text = load_model_text(resolve_model(options.model), options.port)
         if self.text.task is not task:
             raise UsageProblem(f"{self.text.path} {self.text.task.value}")
         if options.encoder_rows is not None and not takes_images(self.text.path, options.port):
@@ -129,7 +129,7 @@ class ModelPlan:
         """Of the model, or of a draft that reaches less far."""
         reaches = [self.text.max_position]
         if self.options.draft_model is not None:
-            reaches.append(max_positions(read_config(self.options.draft_model)))
+            reaches.append(max_positions(read_config(self.options.draft_model), port=self.options.port))
         return min((reach for reach in reaches if reach is not None), default=None)
 
     @contextmanager

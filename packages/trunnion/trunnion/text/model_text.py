@@ -8,8 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from trunnion import registry
 from trunnion.errors import ConfigError
-from trunnion.hf_config import eos_token_ids, max_positions, read_config, read_generation_config
+from trunnion.hf_config import eos_token_ids, read_config, read_generation_config
 from trunnion.pooling import read_pooling
 from trunnion.text.gguf_metadata import read_gguf_metadata
 from trunnion.text.sample_model import SAMPLE_MODELS, find_sample_model
@@ -84,9 +85,9 @@ def resolve_model(name: str) -> Path:
     return path
 
 
-def load_model_text(path: Path) -> ModelText:
-    """Read a resolved model's text side; weights are not touched."""
-    return _from_gguf(path) if path.is_file() else _from_folder(path)
+def load_model_text(path: Path, port: Path | None = None) -> ModelText:
+    """Read a resolved model's text side; weights are not touched. `port` may hold its family."""
+    return _from_gguf(path) if path.is_file() else _from_folder(path, port)
 
 
 def _check_file(path: Path) -> None:
@@ -119,7 +120,7 @@ def _pickle_refusal(path: Path, names: list[str]) -> str:
     )
 
 
-def _from_folder(path: Path) -> ModelText:
+def _from_folder(path: Path, port: Path | None) -> ModelText:
     tokenizer = load_folder_tokenizer(path)
     config = read_config(path)
     generation = read_generation_config(path)
@@ -129,7 +130,7 @@ def _from_folder(path: Path) -> ModelText:
         tokenizer=tokenizer,
         sampling=_sampling(generation),
         end_ids=eos_token_ids(config, generation) or (() if own is None else (own,)),
-        max_position=max_positions(config),
+        max_position=registry.max_positions(config, port=port),
         task=_task(path, config),
     )
 
