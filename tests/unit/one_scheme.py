@@ -6,7 +6,7 @@ import torch
 
 from trunnion.config import BuildContext
 from trunnion.interfaces.collectives import ParallelGroup
-from trunnion.interfaces.quantization import Scheme
+from trunnion.interfaces.quantization import GGUFBlocks, Scheme
 from trunnion.reference import ReferenceHardware
 
 
@@ -18,6 +18,9 @@ class OfOneScheme:
 
     def scheme(self, prefix: str) -> Scheme | None:
         return self._scheme
+
+    def embedding_scheme(self, prefix: str) -> GGUFBlocks | None:
+        return self._scheme if isinstance(self._scheme, GGUFBlocks) else None
 
 
 def context(scheme: Scheme | None, rank: int = 0, size: int = 1, *, dtype: torch.dtype = torch.float32) -> BuildContext:

@@ -244,6 +244,9 @@ class AllButTheHead:
     def scheme(self, prefix: str) -> Scheme | None:
         return None if prefix == "lm_head" else W8A8(dtype=torch.int8)
 
+    def embedding_scheme(self, prefix: str) -> None:
+        return None
+
 
 @pytest.fixture
 def quantised() -> dict[str, Any]:

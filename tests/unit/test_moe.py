@@ -292,6 +292,9 @@ def test_quantised_experts_refuse_what_they_would_leave_out(
         def scheme(self, prefix: str) -> Scheme:
             return scheme
 
+        def embedding_scheme(self, prefix: str) -> None:
+            return None
+
     ctx = BuildContext(hardware=ReferenceHardware(), dtype=torch.float32, quantization=Quantised())
     with pytest.raises(UnsupportedError, match=text):
         FusedMoE(4, 2, 64, 64, renormalize=True, ctx=ctx, prefix="layer.experts", **settings)

@@ -37,6 +37,9 @@ class OfOneScheme:
     def scheme(self, prefix: str) -> Scheme:
         return self._scheme
 
+    def embedding_scheme(self, prefix: str) -> None:
+        return None
+
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("chip", CHIPS)

@@ -13,11 +13,12 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.hardware import EnvironmentProblem
 from trunnion.interfaces.methods import LinearMethod
 from trunnion.interfaces.model import Model
-from trunnion.interfaces.quantization import W8A8, GroupedInt, Scheme
+from trunnion.interfaces.quantization import W8A8, GGUFBlocks, GroupedInt, Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops import registry
 from trunnion.reference import ReferenceHardware
 from trunnion_cpu.attention import CpuAttentionGroup
+from trunnion_cpu.block_weights import TiledBlockLinearMethod
 from trunnion_cpu.encoder import CpuEncoderGroup
 from trunnion_cpu.kernels import kernels
 from trunnion_cpu.methods import CpuLinearMethod
@@ -68,6 +69,8 @@ class CpuHardware(ReferenceHardware):
             return TiledW8A8LinearMethod(scheme)
         if isinstance(scheme, GroupedInt) and isinstance(found, Native) and activations() == "int8":
             return TiledIntLinearMethod(scheme)
+        if isinstance(scheme, GGUFBlocks) and isinstance(found, Native):
+            return TiledBlockLinearMethod(scheme)
         return super().linear_method(scheme, prefix)
 
     def check_environment(self) -> Sequence[EnvironmentProblem]:

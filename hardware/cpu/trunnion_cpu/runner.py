@@ -15,6 +15,7 @@ from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.runner import Bucket, Mode, Runner, StepSource
 from trunnion.runner.buckets import ladder
+from trunnion_cpu.block_weights import num_tiled_block_layers
 from trunnion_cpu.kernels.native import DTYPES, direct
 from trunnion_cpu.large_pages import to_large_pages
 from trunnion_cpu.methods import MOST_ROWS
@@ -84,6 +85,9 @@ class TapedRunner(Runner):
         if num_layers := num_tiled_w8a8_layers(self.model):
             name = f"{num_layers} linear layers of int8 weights and activations"
             report.implementations[name] = "weights laid out in tiles"
+        if num_layers := num_tiled_block_layers(self.model):
+            name = f"{num_layers} weights in blocks of GGUF"
+            report.implementations[name] = "laid out in tiles; rows quantised to int8 by blocks on the way"
         for group in self.groups:
             spec = getattr(group, "spec", None)
             if isinstance(spec, AttentionSpec) and isinstance(self._native, Native) and (why := why_not_native(spec)):

@@ -96,5 +96,10 @@ class BuildContext:
         """Of the block of experts named `prefix`."""
         return self.hardware.moe_method(self._scheme(prefix), prefix)
 
+    def embedding_method(self, prefix: str) -> LinearMethod | None:
+        """Of the embedding named `prefix`; None: it is unquantised, and looks up rows of a plain weight."""
+        scheme = None if self.quantization is None else self.quantization.embedding_scheme(prefix)
+        return None if scheme is None else self.hardware.linear_method(scheme, prefix)
+
     def _scheme(self, prefix: str) -> Scheme | None:
         return None if self.quantization is None else self.quantization.scheme(prefix)

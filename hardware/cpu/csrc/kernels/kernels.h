@@ -103,6 +103,23 @@ struct TiledArgs {
   Element element;              // of bias and out
 };
 
+// y[m, n] = sum over k of x[m, k] * dense[n, k], + bias[n], of weights in blocks of 32 in tiles of 16 features (see
+// blocks.cc) and rows quantised by the same blocks.
+struct BlockLinearArgs {
+  const int8_t* x;          // [rows, 32 * blocks], as Kernels::quantise_blocks makes it
+  const float* x_scales;    // [rows, blocks]
+  const int32_t* x_shifts;  // [rows, blocks]: what a block's integers amount to where all values are the zero point, negated
+  const float* x_sums;      // [rows, blocks]: of what the integers of a block stand for; for minima alone
+  const uint8_t* codes;     // [tiles, blocks, 64 * bits]
+  const uint16_t* scales;   // [tiles, blocks, 16], float16
+  const uint16_t* minima;   // likewise, or null
+  const void* bias;         // [features] or null
+  void* out;                // [rows, features]
+  int64_t rows, features, blocks, bits;
+  int64_t features_per_item, rows_per_item;  // the former a multiple of 16
+  Element element;                           // of bias and out
+};
+
 struct BlocksArgs {
   const void* x;  // [rows, x_stride]
   int64_t x_stride;
@@ -232,6 +249,7 @@ struct Kernels {
   void (*quantise_blocks)(const BlocksArgs& args, int64_t first, int64_t last);
   void (*tiled_linear)(const TiledArgs& args, int64_t first, int64_t last);
   void (*tiled_bytes_linear)(const TiledBytesArgs& args, int64_t first, int64_t last);
+  void (*block_linear)(const BlockLinearArgs& args, int64_t first, int64_t last);
   void (*rms_norm)(const NormArgs& args, int64_t first, int64_t last);
   void (*silu_and_mul)(const GatedArgs& args, int64_t first, int64_t last);
   void (*rotate)(const RotateArgs& args, int64_t first, int64_t last);

@@ -21,6 +21,7 @@ void grouped_linear(const GroupedArgs& args, int64_t first, int64_t last);
 void quantise_blocks(const BlocksArgs& args, int64_t first, int64_t last);
 void tiled_linear(const TiledArgs& args, int64_t first, int64_t last);
 void tiled_bytes_linear(const TiledBytesArgs& args, int64_t first, int64_t last);
+void block_linear(const BlockLinearArgs& args, int64_t first, int64_t last);
 void rms_norm(const NormArgs& args, int64_t first, int64_t last);
 void silu_and_mul(const GatedArgs& args, int64_t first, int64_t last);
 void rotate(const RotateArgs& args, int64_t first, int64_t last);

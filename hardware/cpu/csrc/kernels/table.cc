@@ -25,6 +25,7 @@ const Kernels kKernels = {
     .quantise_blocks = quantise_blocks,
     .tiled_linear = tiled_linear,
     .tiled_bytes_linear = tiled_bytes_linear,
+    .block_linear = block_linear,
     .rms_norm = rms_norm,
     .silu_and_mul = silu_and_mul,
     .rotate = rotate,

@@ -2,6 +2,7 @@
 //
 // A tile's chunk of 64 bytes holds, feature after feature, 4 values of 8 bits, or 8 of 4: the lower halves first. So one
 // vector meets 4 values of a row in every lane, lanes are features, and what a block's integers amount to is scaled once.
+#include "halves.h"
 #include "int_dots.h"
 #include "kernels_of_isa.h"
 #include "vector.h"
@@ -17,14 +18,6 @@ constexpr float kMagic = 12582912.0f;  // 1.5 * 2 ** 23: adding it rounds to an 
 constexpr int kMaxRows = kManyRegisters ? 6 : 3;
 
 // What a tile has per group: one number per feature.
-TRUNNION_INLINE Floats half_floats(const uint16_t* from) {
-  const Halves halves = load_as<Halves>(from);
-  const Words words = __builtin_convertvector(halves, Words);
-  // The exponent moves from a bias of 15 to one of 127 by a multiplication, which subnormal numbers survive.
-  const Floats size = (Floats)((words & 0x7fffu) << 13) * 0x1p112f;
-  const Words not_finite = (Words)((words & 0x7c00u) == 0x7c00u) & 0x7f800000u;
-  return (Floats)((Words)size | not_finite | ((words & 0x8000u) << 16));
-}
 TRUNNION_INLINE Floats per_feature(const void* of_tiles, Element element, int64_t at) {
   if (element == Element::kFloat32) return load(static_cast<const float*>(of_tiles) + at);
   const auto* halves = static_cast<const uint16_t*>(of_tiles) + at;

@@ -43,6 +43,10 @@ class LinearMethod(ABC):
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`[..., in_features] -> [..., out_features]`."""
 
+    def rows(self, layer: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight, by number, in the model's dtype: `[T] -> [T, in_features]`; of a layer that embeds."""
+        raise NotImplementedError(f"{type(self).__name__} looks up no rows")
+
     def dense_weight(self, layer: torch.nn.Module) -> torch.Tensor:
         """`[out_features, in_features]` in the model's dtype, for who multiplies with it otherwise than `apply` does.
 

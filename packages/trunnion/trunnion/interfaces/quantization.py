@@ -79,7 +79,45 @@ class MXFP4:
     block: ClassVar[int] = 32
 
 
-Scheme = BlockFP8 | W8A8 | GroupedInt | MXFP4
+class BlockType(Enum):
+    """A storage type of GGUF: blocks of 32 features of a row, each with a scale in float16 in front."""
+
+    Q8_0 = "Q8_0"
+    """int8 values."""
+    Q4_0 = "Q4_0"
+    """Values 0 ... 15, from which 8 is taken."""
+    Q4_1 = "Q4_1"
+    """Values 0 ... 15, and a minimum in float16 behind the scale, which is added."""
+
+    @property
+    def bits(self) -> int:
+        """Of a value."""
+        return 8 if self is BlockType.Q8_0 else 4
+
+    @property
+    def has_minima(self) -> bool:
+        """Whether `value * scale` has a minimum added."""
+        return self is BlockType.Q4_1
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block: its scale, its minimum if it has one, its values."""
+        return 2 + 2 * self.has_minima + GGUFBlocks.block * self.bits // 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFBlocks:
+    """Weights in blocks of GGUF, as a file holds them; activations are quantised to int8 by blocks as they come.
+
+    The loader hands a method rows of blocks, uint8. Block by block `x` is replaced by `scale * round(x / scale)`, where
+    `scale` is the block's largest size over 127, as llama.cpp does it (it rounds that scale to float16 besides).
+    """
+
+    block: ClassVar[int] = 32
+    type: BlockType
+
+
+Scheme = BlockFP8 | W8A8 | GroupedInt | MXFP4 | GGUFBlocks
 """What a checkpoint may hold; an unquantised layer has none (None)."""
 
 
@@ -92,4 +130,8 @@ class Quantization(Protocol):
         Raises:
             UnsupportedError: parts that are one layer here are quantised differently.
         """
+        ...
+
+    def embedding_scheme(self, prefix: str) -> GGUFBlocks | None:
+        """Of the embedding named `prefix`, whose rows are looked up; None: unquantised."""
         ...

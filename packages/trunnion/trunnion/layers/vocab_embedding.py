@@ -34,7 +34,10 @@ class VocabShard:
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows of the embedding table by token id."""
+    """Rows of the embedding table by token id.
+
+    A quantised one goes through the method that `ctx` names for `prefix`.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, ctx: BuildContext, prefix: str) -> None:
         super().__init__()
@@ -42,18 +45,41 @@ class VocabParallelEmbedding(nn.Module):
         self.hidden_size = hidden_size
         self.parallel = ctx.parallel
         self.shard = VocabShard(vocab_size, ctx.parallel)
-        weight = torch.empty(self.shard.num_rows, hidden_size, dtype=ctx.dtype)
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        set_placements(self.weight, {"": self.shard.placement(hidden_size)})
+        self.keeps_dense_weight = False
+        self.quantised_method = ctx.embedding_method(prefix)
+        placements = {"": self.shard.placement(hidden_size)}
+        if self.quantised_method is None:
+            weight = torch.empty(self.shard.num_rows, hidden_size, dtype=ctx.dtype)
+            self.weight = nn.Parameter(weight, requires_grad=False)
+            set_placements(self.weight, placements)
+        else:
+            shape = LinearShape(
+                in_features=hidden_size,
+                out_features=self.shard.num_rows,
+                dtype=ctx.dtype,
+                placements=placements,
+                prefix=prefix,
+            )
+            self.quantised_method.create(self, shape)
+
+    def finalize(self) -> None:
+        """As `LinearBase.finalize`."""
+        if self.quantised_method is not None:
+            self.quantised_method.finalize(self)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] -> [T, hidden_size], the same on every rank."""
         if self.parallel.size == 1:
-            return F.embedding(input_ids, self.weight)
+            return self._rows(input_ids)
         local = input_ids - self.shard.start
         elsewhere = (local < 0) | (local >= self.shard.num_valid)
-        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        rows = self._rows(local.masked_fill(elsewhere, 0))
         return self.parallel.collectives.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
+
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.quantised_method is None:
+            return F.embedding(ids, self.weight)
+        return self.quantised_method.rows(self, ids)
 
 
 class ParallelLMHead(nn.Module):
@@ -94,7 +120,7 @@ class ParallelLMHead(nn.Module):
             )
         for name in [name for name in self._parameters if name != "bias"]:
             del self._parameters[name]
-        self.method = self._plain_method
+        self.method = embedding.quantised_method or self._plain_method
         # The embedding reads its rows.
         self.keeps_dense_weight = True
         self._tied = (embedding,)
@@ -105,13 +131,21 @@ class ParallelLMHead(nn.Module):
         """Whether the weight is an embedding's."""
         return bool(self._tied)
 
+    @property
+    def _owner(self) -> VocabParallelEmbedding | ParallelLMHead:
+        """The layer that the weight's method has created it on: a quantised embedding, if the head is tied to one."""
+        return self._tied[0] if self._tied and self._tied[0].quantised_method is not None else self
+
     def finalize(self) -> None:
         """As `LinearBase.finalize`. A tied head first takes the weight that the loader has put into the embedding."""
         if self._tied:
             self.weight = self._tied[0].weight
-        self.method.finalize(self)
+        if self._owner is self:
+            self.method.finalize(self)
+        else:
+            self._owner.finalize()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden_size] -> [N, vocab_size], gathered from all ranks, without the padding."""
-        logits = self.method.apply(self, hidden, self.bias)
+        logits = self.method.apply(self._owner, hidden, self.bias)
         return self.parallel.collectives.all_gather(logits, dim=-1)[..., : self.shard.vocab_size]

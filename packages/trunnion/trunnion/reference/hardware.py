@@ -25,12 +25,13 @@ from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.kv_events import KVEvents, KVEventSlots
 from trunnion.interfaces.methods import LinearMethod, MoEMethod
 from trunnion.interfaces.model import Model
-from trunnion.interfaces.quantization import MXFP4, BlockFP8, GroupedInt, Scheme
+from trunnion.interfaces.quantization import MXFP4, BlockFP8, GGUFBlocks, GroupedInt, Scheme
 from trunnion.interfaces.runner import Runner
 from trunnion.ops.registry import OPERATORS
 from trunnion.reference.attention import ReferenceAttentionGroup
 from trunnion.reference.collectives import GlooCollectives
 from trunnion.reference.encoder import ReferenceEncoderGroup
+from trunnion.reference.gguf_block_method import GGUFBlockLinearMethod
 from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
 from trunnion.reference.grouped_int_moe_method import GroupedIntMoEMethod
 from trunnion.reference.kv_events import HostKVEvents
@@ -69,6 +70,8 @@ class ReferenceHardware(Hardware):
             return BlockFP8LinearMethod(scheme)
         if isinstance(scheme, GroupedInt):
             return GroupedIntLinearMethod(scheme)
+        if isinstance(scheme, GGUFBlocks):
+            return GGUFBlockLinearMethod(scheme)
         if isinstance(scheme, MXFP4):
             raise UnsupportedError(f"{prefix}: a linear layer in MXFP4 is not supported; choices: experts")
         return UnquantizedLinearMethod() if scheme is None else W8A8LinearMethod(scheme)
@@ -80,6 +83,8 @@ class ReferenceHardware(Hardware):
             return GroupedIntMoEMethod(scheme)
         if isinstance(scheme, MXFP4):
             return MXFP4MoEMethod()
+        if isinstance(scheme, GGUFBlocks):
+            raise UnsupportedError(f"{prefix}: experts in blocks of GGUF are not supported; choices: linear layers")
         return UnquantizedMoEMethod() if scheme is None else W8A8MoEMethod(scheme)
 
     def collectives(self, rank: int, size: int, init_method: str) -> Collectives:

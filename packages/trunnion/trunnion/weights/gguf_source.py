@@ -1,7 +1,9 @@
-"""A GGUF file as a weight source: tensors under their Hugging Face names, dequantised one at a time."""
+"""A GGUF file as a weight source: tensors under their Hugging Face names, dequantised one at a time or as they lie."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -59,6 +61,7 @@ class GGUFSource:
                 f"{path}: {len(unknown)} tensors are not of a plain {name} model: {first_names(unknown)}"
             )
         self._infos = {hf_name: self._info(tensor) for hf_name, tensor in self._stored.items()}
+        self._kept: frozenset[str] = frozenset()
 
     @property
     def description(self) -> str:
@@ -67,6 +70,18 @@ class GGUFSource:
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
         return self._infos
+
+    def keeping(self, names: Collection[str]) -> GGUFSource:
+        """This file with the named matrices as rows of blocks, `[rows, bytes]` uint8, and not dequantised."""
+        kept = copy.copy(self)
+        kept._kept = frozenset(names)
+        kept._infos = {
+            hf_name: dataclasses.replace(info, shape=(info.shape[0], info.nbytes // info.shape[0]), dtype=torch.uint8)
+            if hf_name in kept._kept
+            else info
+            for hf_name, info in self._infos.items()
+        }
+        return kept
 
     def hf_config(self) -> dict[str, Any]:
         """What this model's `config.json` would say."""
@@ -78,14 +93,22 @@ class GGUFSource:
         return self._metadata.generation_config()
 
     def tensors(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The named tensors in file order; a quantised one as float32."""
+        """The named tensors in file order; a quantised one as float32, or as rows of blocks where those are kept."""
         heads, kv_heads = self._metadata.heads()
         for hf_name, tensor in self._stored.items():
-            if hf_name in names:
-                yield hf_name, self._architecture.restore(hf_name, self._read(tensor), heads, kv_heads)
+            if hf_name not in names:
+                continue
+            if hf_name in self._kept:
+                read = torch.from_numpy(self._bytes(tensor)).view(tensor.shape[0], -1)
+            else:
+                read = self._read(tensor)
+            yield hf_name, self._architecture.restore(hf_name, read, heads, kv_heads)
+
+    def _bytes(self, tensor: GGUFTensor) -> np.ndarray:
+        return np.fromfile(self._path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.begin)
 
     def _read(self, tensor: GGUFTensor) -> torch.Tensor:
-        raw = np.fromfile(self._path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.begin)
+        raw = self._bytes(tensor)
         plain = _PLAIN.get(tensor.type)
         if plain is not None:
             return torch.from_numpy(raw).view(plain).reshape(tensor.shape)

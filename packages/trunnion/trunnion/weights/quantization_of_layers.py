@@ -48,6 +48,10 @@ class QuantizedLayers:
             raise UnsupportedError(f"{prefix} is one layer here, and its parts must be quantised alike: {listed}")
         return next(iter(found), None)
 
+    def embedding_scheme(self, prefix: str) -> None:
+        """None: in these formats embeddings are unquantised."""
+        return None
+
 
 def _describe(scheme: Scheme | None) -> str:
     return "unquantised" if scheme is None else repr(scheme)
