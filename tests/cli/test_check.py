@@ -20,6 +20,7 @@ from trunnion.checkup.checkup import CheckOptions, check_checkpoint
 from trunnion.config import ExecutorConfig
 from trunnion.contract import Limits
 from trunnion.errors import TrunnionError, UnsupportedError
+from trunnion.reference import ReferenceHardware
 from trunnion.runner.model_executor import ModelExecutor
 
 from .full_size import PUBLISHED, full_size_headers
@@ -342,6 +343,8 @@ def test_a_template_and_end_tokens_are_told(model: Path, cli: Cli) -> None:
         (["/no/such/model"], "'/no/such/model' does not exist; give a folder"),
         (["MODEL", "--hardware", "tpu"], "unknown hardware 'tpu'; installed: "),
         (["MODEL", "--dtype", "int3"], "unknown --dtype 'int3'; choices: auto, bfloat16"),
+        (["MODEL", "--weights", "raw"], "unknown --weights 'raw'; choices: auto, native"),
+        (["MODEL", "--activations", "int4"], "unknown --activations 'int4'; choices: auto, int8"),
         (["MODEL", "--max-num-seqs", "0"], "--max-num-seqs must be from 1 to"),
         (["MODEL", "--port", "/no/such/port"], "port /no/such/port: no such folder"),
     ],
@@ -350,6 +353,16 @@ def test_a_mistake_in_an_option_is_one_line_and_exit_2(arguments: list[str], sai
     outcome = cli("check", *(str(model) if word == "MODEL" else word for word in arguments))
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert outcome.err.startswith(f"trunnion: {said}")
+
+
+def test_choices_that_a_checkpoint_or_a_hardware_has_not_are_refused(tmp_path: Path, cli: Cli) -> None:
+    folder = save_quick("llama", tmp_path / "llama")
+    outcome = cli("check", str(folder), "--weights", "native")
+    assert outcome.code == 1 and "no, refused: weights 'native' is for .gguf files, and " in outcome.out
+    assert cli("check", str(folder), "--activations", "int8").code == 0
+    for name, value in (("weights", "native"), ("activations", "int8")):
+        report = check_checkpoint(folder, CheckOptions(hardware=ReferenceHardware(), **{name: value}))
+        assert f"{name} '{value}' is not for hardware 'reference'; choices: auto" in report.refusals
 
 
 @pytest.mark.parametrize("answers", [True, False])

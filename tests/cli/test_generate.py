@@ -115,7 +115,9 @@ def test_host_is_created_as_asked(cli: Cli, model: Path) -> None:
     options = generate(
         cli, model, "Hi", "--kv-blocks", "33", "--threads", "2", "--dtype", "float32", "--max-model-len", "100",
         "--no-prefix-cache", "--max-num-seqs", "4", "--max-num-tokens", "64", "--trace", "steps.json", "--overlap",
+        "--weights", "native", "--activations", "int8",
     ).host.options  # fmt: skip
+    assert (options.weights, options.activations) == ("native", "int8")
     assert (options.trace_file, options.overlap) == (Path("steps.json"), True)
     assert (options.kv_blocks, options.threads, options.dtype, options.prefix_caching) == (33, 2, "float32", False)
     assert options.tp_size == 1
@@ -213,6 +215,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "stop": (["--stop", "", "x"], "--stop must not be empty"),
     "kv-cache-dtype": (["--kv-cache-dtype", "int8", "x"], "unknown --kv-cache-dtype 'int8'; choices: auto, fp8_e4m3"),
     "dtype": (["--dtype", "float8", "x"], "unknown --dtype 'float8'; choices: auto, bfloat16, float32, float16"),
+    "weights": (["--weights", "raw", "x"], "unknown --weights 'raw'; choices: auto, native"),
+    "activations": (["--activations", "int4", "x"], "unknown --activations 'int4'; choices: auto, int8"),
     "hardware": (["--hardware", "tpu", "x"], "unknown hardware 'tpu'; installed: "),
     "threads": (["--threads", "0", "x"], "--threads must be at least 1"),
     "tp": (["--tp", "0", "x"], "--tp must be at least 1"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trunnion.cli.environment import meets, unmet_requirements
-from trunnion.cli.threads import cpu_quota, default_threads, excess, physical_cores
+from trunnion.cli.threads import excess
 
 Cli = Callable[..., Any]
 
@@ -124,33 +124,11 @@ def test_unknown_specifier_is_refused() -> None:
         meets("1.0", "~=1.0")
 
 
-def test_threads_count_cores_not_hyperthreads(tmp_path: Path) -> None:
-    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
-        folder = tmp_path / f"cpu{cpu}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
-    assert physical_cores({0, 1, 2, 3}, tmp_path) == 2
-    assert physical_cores({0, 2}, tmp_path) == 1
-    assert physical_cores({7, 8, 9}, tmp_path) == 3
-
-
 def test_more_threads_than_cores_are_named() -> None:
     assert excess(4, 1, 4) is None
     assert excess(2, 2, 4) is None
     assert "--threads 5 on 4 usable cores" in str(excess(5, 1, 4))
     assert "--threads 3 of each of 2 processes on 4 usable cores" in str(excess(3, 2, 4))
-
-
-@pytest.mark.parametrize(("text", "expected"), [("max 100000\n", None), ("250000 100000\n", 2), ("50000 100000\n", 1)])
-def test_threads_heed_the_quota(tmp_path: Path, text: str, expected: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    assert cpu_quota(tmp_path / "cpu.max") == expected
-    assert cpu_quota(tmp_path / "absent") is None
-
-
-def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert default_threads() == 5
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "check", "port", "port new", "models", "env"])

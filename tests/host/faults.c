@@ -244,6 +244,20 @@ static void expect_no_executor(trn_create_options options, const char *word) {
   printf("create refused: %s\n", error);
 }
 
+/* What ABI version 5 did not have is not read, whatever lies there. */
+static void expect_executor_of_older_host(trn_create_options options) {
+  options.abi_version = 5;
+  options.struct_size = offsetof(trn_create_options, num_threads);
+  options.num_threads = -7;
+  options.weights = options.activations = "none";
+  char error[512] = "";
+  trn_executor *executor = NULL;
+  if (trn_executor_create(&options, &executor, error, sizeof error) != TRN_OK) fail("an older host: %s", error);
+  trn_executor_close(executor);
+  options.struct_size -= 8;
+  expect_no_executor(options, "struct_size");
+}
+
 void try_creation(const host *h) {
   const trn_create_options good = {
       .struct_size = sizeof good,
@@ -279,6 +293,21 @@ void try_creation(const host *h) {
   bad = good;
   bad.tp_rank = 1;
   expect_no_executor(bad, "tp_rank");
+  bad = good;
+  bad.num_threads = -1;
+  expect_no_executor(bad, "num_threads: -1");
+  bad.num_threads = TRN_MAX_THREADS + 1;
+  expect_no_executor(bad, "num_threads: 1025");
+  bad = good;
+  bad.weights = "native";
+  expect_no_executor(bad, "weights");
+  bad = good;
+  bad.activations = "int4";
+  expect_no_executor(bad, "activations");
+  bad = good;
+  bad.struct_size = offsetof(trn_create_options, num_threads);
+  expect_no_executor(bad, "struct_size");
+  expect_executor_of_older_host(good);
   if (strcmp(h->options.hardware, "null") == 0) {
     bad = good;
     bad.model = "null:vocabulary=7";

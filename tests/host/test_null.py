@@ -159,7 +159,7 @@ def test_threads_forks_and_second_binding_are_refused(null_host: Host) -> None:
 def test_creation_is_refused_in_one_line(null_host: Host) -> None:
     run = null_host("--mode", "create")
     assert run.returncode == 0, run.stderr
-    assert len(run.of("create")) == 10
+    assert len(run.of("create")) == 16
 
 
 def test_library_without_python_names_its_choices(null_host: Host) -> None:

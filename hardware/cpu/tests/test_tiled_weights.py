@@ -16,20 +16,17 @@ from trunnion.interfaces.quantization import Scheme
 from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
 from trunnion.weights.loader import load_weights
 from trunnion.weights.safetensors_source import SafetensorsSource
+from trunnion_cpu import hardware
 from trunnion_cpu.hardware import CpuHardware
-from trunnion_cpu.native import ACTIVATIONS_VARIABLE, Native, native
+from trunnion_cpu.native import Absent, Native, native
 from trunnion_cpu.tiled_weights import TiledIntLinearMethod, num_tiled_layers
 
 pytestmark = pytest.mark.skipif(not isinstance(native(), Native), reason="no native operators")
 
 
-@pytest.fixture(autouse=True)
-def int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ACTIVATIONS_VARIABLE, "int8")
-
-
-def build(scheme: Scheme, dtype: torch.dtype = torch.float32) -> Toy:
-    ctx = BuildContext(hardware=CpuHardware(), dtype=dtype, quantization=OfOneScheme(scheme))
+def build(scheme: Scheme, dtype: torch.dtype = torch.float32, activations: str = "int8") -> Toy:
+    package = CpuHardware().choosing(activations=activations)
+    ctx = BuildContext(hardware=package, dtype=dtype, quantization=OfOneScheme(scheme))
     with torch.device("meta"):
         return Toy(ctx)
 
@@ -89,16 +86,19 @@ def test_tiles_move_to_other_memory(tmp_path: Path) -> None:
         assert torch.equal(layer(x), once)
 
 
-def test_what_is_not_asked_for_and_other_dtypes_stay_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_asked_for_and_other_dtypes_stay_as_they_are(tmp_path: Path) -> None:
     save(tmp_path, GPTQ)
     model = build(scheme_of(GPTQ), torch.float16)
     source = SafetensorsSource(tmp_path)
     load_weights(model, source, WEIGHT_MAP, dtype=torch.float16, device=torch.device("cpu"))
     assert isinstance(model.down_proj.method, TiledIntLinearMethod) and num_tiled_layers(model) == 0
-    monkeypatch.delenv(ACTIVATIONS_VARIABLE)
-    assert type(build(scheme_of(GPTQ)).down_proj.method) is GroupedIntLinearMethod
-    monkeypatch.setenv(ACTIVATIONS_VARIABLE, "int4")
-    with pytest.raises(UnsupportedError, match=r"TRUNNION_CPU_ACTIVATIONS='int4' is unknown; choices: model, int8"):
-        build(scheme_of(GPTQ))
+    assert type(build(scheme_of(GPTQ), activations="auto").down_proj.method) is GroupedIntLinearMethod
+
+
+def test_what_native_operators_compute_is_refused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedError, match="activations 'int4' is not for hardware 'cpu'; choices: auto, int8"):
+        CpuHardware().choosing(activations="int4")
+    monkeypatch.setattr(hardware, "native", lambda: Absent("no compiler", is_wanted=False))
+    with pytest.raises(UnsupportedError, match=r"'int8' needs the native operators of .*: no compiler; choices: auto"):
+        CpuHardware().choosing(activations="int8")
+    assert CpuHardware().choosing().activations == "auto"

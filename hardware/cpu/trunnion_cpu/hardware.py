@@ -10,7 +10,7 @@ from trunnion.contract import Limits
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec, EncoderSpec, Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
-from trunnion.interfaces.hardware import EnvironmentProblem
+from trunnion.interfaces.hardware import EnvironmentProblem, Hardware
 from trunnion.interfaces.methods import LinearMethod
 from trunnion.interfaces.model import Model
 from trunnion.interfaces.quantization import W8A8, GGUFBlocks, GroupedInt, Scheme
@@ -22,7 +22,7 @@ from trunnion_cpu.block_weights import TiledBlockLinearMethod
 from trunnion_cpu.encoder import CpuEncoderGroup
 from trunnion_cpu.kernels import kernels
 from trunnion_cpu.methods import CpuLinearMethod
-from trunnion_cpu.native import Native, activations, native, native_state
+from trunnion_cpu.native import Absent, Native, native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.runner import TapedRunner
 from trunnion_cpu.tiled_w8a8 import TiledW8A8LinearMethod
@@ -36,6 +36,14 @@ class CpuHardware(ReferenceHardware):
 
     name = "cpu"
     device_type = "cpu"
+    activations_choices = ("auto", "int8")
+
+    def choosing(self, *, weights: str = "auto", activations: str = "auto") -> Hardware:
+        if activations == "int8" and isinstance(found := native(), Absent):
+            raise UnsupportedError(
+                f"activations 'int8' needs the native operators of hardware 'cpu': {found.reason}; choices: auto"
+            )
+        return super().choosing(weights=weights, activations=activations)
 
     def initialize(self, device_index: int) -> torch.device:
         if device_index != 0:
@@ -59,7 +67,7 @@ class CpuHardware(ReferenceHardware):
         return found, reason
 
     def create_runner(self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints) -> Runner:
-        return TapedRunner(model, groups, limits, breaks, native())
+        return TapedRunner(model, groups, limits, breaks, native(), activations=self.activations)
 
     def linear_method(self, scheme: Scheme | None, prefix: str) -> LinearMethod:
         found = native()
@@ -67,7 +75,7 @@ class CpuHardware(ReferenceHardware):
             return CpuLinearMethod(found)
         if isinstance(scheme, W8A8) and isinstance(found, Native):
             return TiledW8A8LinearMethod(scheme)
-        if isinstance(scheme, GroupedInt) and isinstance(found, Native) and activations() == "int8":
+        if isinstance(scheme, GroupedInt) and isinstance(found, Native) and self.activations == "int8":
             return TiledIntLinearMethod(scheme)
         if isinstance(scheme, GGUFBlocks) and isinstance(found, Native):
             return TiledBlockLinearMethod(scheme)
@@ -76,7 +84,6 @@ class CpuHardware(ReferenceHardware):
     def check_environment(self) -> Sequence[EnvironmentProblem]:
         try:
             found = native()
-            activations()
         except UnsupportedError as error:
             return [EnvironmentProblem(what="native operators", found=str(error), needed="one of them", fatal=True)]
         if isinstance(found, Native) or found.is_wanted:

@@ -19,10 +19,6 @@ VARIABLE = "TRUNNION_CPU_ISA"
 """Environment variable: a set of kernels by name, in place of the best that this processor has, or OFF."""
 OFF = "reference"
 """Value of VARIABLE that leaves the native operators out."""
-ACTIVATIONS_VARIABLE = "TRUNNION_CPU_ACTIVATIONS"
-"""Environment variable: what rows are multiplied in that meet weights in 4 or 8 bits by groups, of ACTIVATIONS."""
-ACTIVATIONS = ("model", "int8")
-"""As they are, in the model's dtype, or quantised to int8 by blocks on the way, which is faster and rounds more."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -105,18 +101,6 @@ def native() -> Native | Absent:
     if isa:
         found.choose(isa)
     return found
-
-
-def activations() -> str:
-    """What ACTIVATIONS_VARIABLE names; the model's dtype where it names nothing.
-
-    Raises:
-        UnsupportedError: it names something else.
-    """
-    name = os.environ.get(ACTIVATIONS_VARIABLE) or ACTIVATIONS[0]
-    if name not in ACTIVATIONS:
-        raise UnsupportedError(f"{ACTIVATIONS_VARIABLE}={name!r} is unknown; choices: {', '.join(ACTIVATIONS)}")
-    return name
 
 
 def native_state(found: Native | Absent) -> str:

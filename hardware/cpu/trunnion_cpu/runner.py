@@ -49,11 +49,19 @@ class TapedRunner(Runner):
     static_inputs = True
 
     def __init__(
-        self, model: Model, groups: Sequence[Group], limits: Limits, breaks: BreakPoints, native: Native | Absent
+        self,
+        model: Model,
+        groups: Sequence[Group],
+        limits: Limits,
+        breaks: BreakPoints,
+        native: Native | Absent,
+        *,
+        activations: str = "auto",
     ) -> None:
         super().__init__(model, groups, limits)
         self._breaks = breaks
         self._native = native
+        self._activations = activations
         self._token_sizes = taped_sizes(limits.max_num_tokens)
         self._logit_sizes = taped_sizes(limits.max_logits_rows)
         self._why_eager = "warm_up has not run"
@@ -79,9 +87,9 @@ class TapedRunner(Runner):
         report.implementations["native operators"] = native_state(self._native)
         with torch.inference_mode(mode=False):
             report.implementations["weights in large pages"] = to_large_pages([self.model])
-        if num_layers := num_tiled_layers(self.model):
-            name = f"{num_layers} linear layers in 4 or 8 bits by groups"
-            report.implementations[name] = "rows quantised to int8 by blocks on the way"
+        if self._activations != "auto":
+            where = f"by blocks, in {num_tiled_layers(self.model)} linear layers in 4 or 8 bits by groups"
+            report.implementations["activations"] = f"{self._activations} {where}"
         if num_layers := num_tiled_w8a8_layers(self.model):
             name = f"{num_layers} linear layers of int8 weights and activations"
             report.implementations[name] = "weights laid out in tiles"

@@ -17,7 +17,7 @@ from ctypes import (
     c_void_p,
 )
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 CONTRACT_VERSION = 3
 
 OK, REFUSED, FAILED, FATAL = range(4)
@@ -87,6 +87,10 @@ class CreateOptions(ctypes.Structure):
         ("kv_cache_dtype", c_char_p),
         ("draft_model", c_char_p),
         ("port", c_char_p),
+        ("num_threads", c_int32),
+        ("reserved3", c_int32),
+        ("weights", c_char_p),
+        ("activations", c_char_p),
     ]
 
 

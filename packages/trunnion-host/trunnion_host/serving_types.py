@@ -47,7 +47,8 @@ class HostConfig:
     worker_devices: Sequence[int] = ()
     """`device_index` of ranks 1, 2, ...; empty = that of rank 0, where ranks can share a device, as CPUs."""
     threads: int = 0
-    """Threads that each worker computes with; 0 = OMP_NUM_THREADS, or an equal share of the CPUs."""
+    """That each rank computes with, at most 1024; 0 = what the hardware package chooses: OMP_NUM_THREADS, or an equal
+    share of the physical cores that this process may use."""
     worker_timeout_s: float = 600.0
     """Longest wait for a worker while starting; 0 = no limit."""
     max_num_tokens: int = 512
@@ -82,6 +83,10 @@ class HostConfig:
     """A folder with a draft that has a checkpoint of its own; None = the head that the model carries."""
     port: str | None = None
     """The folder of a model family that is not installed; every rank's process loads it. None = there is none."""
+    weights: str = "auto"
+    """How quantised weights are kept: `auto`, or `native`, the blocks of a .gguf file as they lie."""
+    activations: str = "auto"
+    """What rows meet weights in 4 or 8 bits in: `auto` (as their format has it), or `int8`, rounded on the way."""
     prefix_levels: int = 0
     """Tell the executor which requests share leading cache blocks, in steps where reading those once saves at least so
     many tokens: shared tokens x (requests - 1). 0 = never. `Stats.prefix_levels_off_reason` says why it cannot be."""

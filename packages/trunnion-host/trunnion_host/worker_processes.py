@@ -53,7 +53,6 @@ class WorkerProcesses:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,
-                env={**os.environ, **_threads(config)},
             )
             self.processes.append(process)
             self.sockets.append(ours.detach())
@@ -76,11 +75,3 @@ class WorkerProcesses:
         for process in self.processes:
             process.wait()
         self._folder.cleanup()
-
-
-def _threads(config: HostConfig) -> dict[str, str]:
-    """The variable that numerical libraries read their number of threads from."""
-    if config.threads == 0 and "OMP_NUM_THREADS" in os.environ:
-        return {}
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(config.threads or max(1, cpus // config.tp_size))}

@@ -16,6 +16,12 @@ from trunnion.interfaces.quantization import Quantization, Scheme
 DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 KV_CACHE_DTYPES: dict[str, torch.dtype] = {"fp8_e4m3": torch.float8_e4m3fn}
 """What keys and values may be cached in instead of the model's dtype."""
+WEIGHTS = ("auto", "native")
+"""How quantised weights are kept: as the hardware package has it, or as they lie in the file."""
+ACTIVATIONS = ("auto", "int8")
+"""What rows meet integer weights in: what their format says, or int8 that they are rounded to on the way."""
+MAX_THREADS = 1024
+"""Beyond this OpenMP may fail to start its threads, and then ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,12 @@ class ExecutorConfig:
     """The checkpoint of a draft that has its own; both executors are told, for its target keeps what it reads."""
     port: Path | None = None
     """The folder of a model family that is not installed, which is asked beside those that are (`trunnion.ports`)."""
+    num_threads: int = 0
+    """Threads of the host that this rank computes with; 0: as many as the hardware package chooses."""
+    weights: str = "auto"
+    """How quantised weights of `model` are kept: "auto", or "native", the blocks of a .gguf file as they lie."""
+    activations: str = "auto"
+    """What rows meet integer weights in: "auto" (as their format has it), or "int8", rounded on the way."""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -54,6 +66,11 @@ class ExecutorConfig:
         if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
             choices = ", ".join(KV_CACHE_DTYPES)
             raise ValueError(f"unknown kv_cache_dtype {self.kv_cache_dtype!r}; choices: auto, {choices}")
+        for name, choices in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
+            if (given := getattr(self, name)) not in choices:
+                raise ValueError(f"unknown {name} {given!r}; choices: {', '.join(choices)}")
+        if not 0 <= self.num_threads <= MAX_THREADS:
+            raise ValueError(f"num_threads is {self.num_threads}, expected 0 (the hardware's choice) ... {MAX_THREADS}")
         if self.tuning_seconds is not None and not self.tuning_seconds >= 0:
             raise ValueError(f"tuning_seconds is {self.tuning_seconds}, expected 0 or more, or None")
         if self.draft_model is not None and self.role is Role.TARGET and not self.keep_hidden:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import torch
 from protocol import Generate, Generated, Limits, Prompts, serve
 
 from trunnion_host.serving import HostConfig, SamplingParams, ServingHost
@@ -15,11 +14,11 @@ PREFILL = 1024
 
 
 def open_engine(path: str, limits: Limits) -> Generate:
-    torch.set_num_threads(limits.threads)
     blocks = -(-limits.max_tokens // BLOCK) + limits.max_seqs + 1
     config = HostConfig(
         model=path,
         dtype="bfloat16",
+        threads=limits.threads,
         max_model_len=limits.max_len,
         max_num_tokens=PREFILL,
         max_num_seqs=limits.max_seqs,

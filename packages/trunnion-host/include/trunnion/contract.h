@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TRN_ABI_VERSION 5u      /* layout of this header */
+#define TRN_ABI_VERSION 6u      /* layout of this header; a host of version 5 is served, its options end before num_threads */
 #define TRN_CONTRACT_VERSION 3u /* meaning of its fields, trunnion.contract.CONTRACT_VERSION */
 
 #if defined(__GNUC__)
@@ -79,6 +79,8 @@ typedef struct trn_limits {
   int32_t max_encoder_rows;     /* rows of the encoder pool; 0 = no images */
 } trn_limits;
 
+#define TRN_MAX_THREADS 1024 /* of num_threads */
+
 typedef struct trn_create_options {
   uint32_t struct_size;
   uint32_t abi_version;      /* TRN_ABI_VERSION */
@@ -101,6 +103,11 @@ typedef struct trn_create_options {
   const char *kv_cache_dtype; /* what keys and values are cached in: NULL or "auto" (the model's dtype), "fp8_e4m3" */
   const char *draft_model; /* folder of a draft with a checkpoint of its own, the same for it and for its target; or NULL */
   const char *port; /* folder of a model family that is not installed, asked beside those that are; or NULL */
+  /* A host of ABI version 5 ends here; what follows is 0 then. */
+  int32_t num_threads; /* of the host that this rank computes with, at most TRN_MAX_THREADS; 0 = what the hardware chooses */
+  int32_t reserved3;
+  const char *weights; /* how quantised weights are kept: NULL or "auto", "native" (a .gguf file's blocks as they lie) */
+  const char *activations; /* what rows meet integer weights in: NULL or "auto" (as published), "int8" (rounded to it) */
 } trn_create_options;
 
 /* Load the model, bind groups. On anything but TRN_OK `*out` is NULL and `error` (may be NULL) holds one line. */

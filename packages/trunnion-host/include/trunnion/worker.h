@@ -16,7 +16,7 @@ extern "C" {
 typedef struct trn_worker_options {
   uint32_t struct_size;
   int32_t socket;              /* connected to rank 0; taken over, and closed when the call returns */
-  trn_create_options executor; /* as rank 0's, but for tp_rank and device_index */
+  trn_create_options executor; /* as rank 0's, but for tp_rank and device_index; num_threads is each rank's own */
 } trn_worker_options;
 
 /* Create the executor, do what rank 0 says, close. On the calling thread, which Python may be started on; it returns when

@@ -50,28 +50,41 @@ void check_role(const trn_create_options& options) {
   }
 }
 
-}  // namespace
-
-trn_create_options checked_options(const trn_create_options& options) {
-  if (options.abi_version != TRN_ABI_VERSION) {
-    refuse("abi_version", options.abi_version, " of the host is not this library's ", TRN_ABI_VERSION);
+/// What every struct has, however old.
+void check_versions(const trn_create_options& options) {
+  if (options.abi_version < kOldestAbi || options.abi_version > TRN_ABI_VERSION) {
+    refuse("abi_version", options.abi_version, " of the host is not this library's ", TRN_ABI_VERSION, ", nor its oldest, ",
+           kOldestAbi);
   }
   if (options.contract_version != TRN_CONTRACT_VERSION) {
     refuse("contract_version", options.contract_version, " of the host is not this library's ", TRN_CONTRACT_VERSION);
   }
-  if (options.struct_size < sizeof options) {
-    refuse("struct_size", options.struct_size, " of options is below ", sizeof options);
+  if (!is_whole(options)) {
+    refuse("struct_size", options.struct_size, " of options is below ", kOldestOptions, ", or not that of abi_version ",
+           options.abi_version);
   }
+}
+
+}  // namespace
+
+trn_create_options checked_options(const trn_create_options& given) {
+  check_versions(given);
+  const trn_create_options options = whole_options(given);
   if (options.model == nullptr) refuse("model", "is NULL");
   if (options.hardware == nullptr) refuse("hardware", "is NULL");
   if (options.dtype == nullptr) refuse("dtype", "is NULL; \"auto\" takes the checkpoint's");
   if (options.tp_size < 1 || options.tp_rank < 0 || options.tp_rank >= options.tp_size) {
     refuse("tp_rank", options.tp_rank, " is outside a group of ", options.tp_size);
   }
+  if (options.num_threads < 0 || options.num_threads > TRN_MAX_THREADS) {
+    refuse("num_threads", options.num_threads, " is outside 0 (the hardware's choice) ... ", int{TRN_MAX_THREADS});
+  }
   check_limits(options.limits);
   check_role(options);
   trn_create_options all = options;
-  if (all.kv_cache_dtype == nullptr) all.kv_cache_dtype = "auto";
+  for (const char** choice : {&all.kv_cache_dtype, &all.weights, &all.activations}) {
+    if (*choice == nullptr) *choice = "auto";
+  }
   all.limits.max_decode_query_len = std::max(1, all.limits.max_decode_query_len);
   return all;
 }

@@ -1,7 +1,7 @@
 // What `create` is told, checked before anything is loaded.
 #pragma once
 
-#include "trunnion/contract.h"
+#include "older_options.h"
 
 namespace trunnion::executor {
 

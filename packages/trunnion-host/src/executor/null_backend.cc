@@ -1,6 +1,8 @@
 // The executor without Python, for hosts under test: a hash for a model, and faults on order.
 #include <chrono>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "lent_buffers.h"
 #include "null_draft.h"
@@ -75,7 +77,19 @@ class NullBackend final : public Backend {
 
 }  // namespace
 
+namespace {
+
+void refuse_choices(const trn_create_options& options) {
+  const std::pair<const char*, const char*> choices[] = {{"weights", options.weights}, {"activations", options.activations}};
+  for (const auto& [name, choice] : choices) {
+    if (std::string_view(choice) != "auto") refuse(name, "'", choice, "' is not for hardware 'null'; choices: auto");
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Backend> make_null_backend(const trn_create_options& options, Backend* target) {
+  refuse_choices(options);
   if (options.staging == TRN_STAGING_DEVICE) refuse("staging", "device: the null executor has no device; choices: 0 (host)");
   NullOptions null = parse_null_options(options.model);
   const trn_limits& limits = options.limits;

@@ -89,7 +89,7 @@ inline BufferSet read_buffer_set(const Reader& from, std::size_t num_groups) {
 inline Ref options_dict(const trn_create_options& options, PyObject* target) {
   const trn_limits& limits = options.limits;
   return Ref(Py_BuildValue(
-      "{s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:s,s:z,s:z,s:O}", "model", options.model, "hardware", options.hardware,
+      "{s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:s,s:z,s:z,s:i,s:s,s:s,s:O}", "model", options.model, "hardware", options.hardware,
       "dtype", options.dtype, "device_index", options.device_index, "tp_rank", options.tp_rank, "tp_size",
       options.tp_size, "show_progress", options.show_progress, "tp_init_method",
       options.tp_init_method == nullptr ? "" : options.tp_init_method, "max_num_tokens", limits.max_num_tokens,
@@ -97,7 +97,8 @@ inline Ref options_dict(const trn_create_options& options, PyObject* target) {
       limits.max_logits_rows, "block_size", limits.block_size,
       "max_decode_query_len", limits.max_decode_query_len, "max_encoder_rows", limits.max_encoder_rows, "role",
       options.role, "staging", options.staging, "keep_hidden", options.keep_hidden,
-      "kv_cache_dtype", options.kv_cache_dtype, "draft_model", options.draft_model, "port", options.port, "share_with", target));
+      "kv_cache_dtype", options.kv_cache_dtype, "draft_model", options.draft_model, "port", options.port, "num_threads",
+      options.num_threads, "weights", options.weights, "activations", options.activations, "share_with", target));
 }
 
 /// Tell `executor` where the slots lie and which functions take them; what it returns, or NULL.

@@ -26,14 +26,7 @@ HostOptions::HostOptions(const trn_host_options& options)
       kv_events_context(options.kv_events_context),
       num_drafts(options.num_drafts),
       prefix_levels(options.prefix_levels),
-      executor(options.executor),
-      model_(text_of(options.executor.model)),
-      hardware_(text_of(options.executor.hardware)),
-      dtype_(text_of(options.executor.dtype)),
-      kv_cache_dtype_(text_of(options.executor.kv_cache_dtype)),
-      draft_model_(text_of(options.executor.draft_model)),
-      port_(text_of(options.executor.port)),
-      tp_init_method_(text_of(options.executor.tp_init_method)) {
+      executor(options.executor) {
   require(queue_size >= 1, "queue_size is " + std::to_string(queue_size) + ", expected at least 1");
   require(watchdog_s >= 0, "watchdog_s is " + std::to_string(watchdog_s) + ", expected 0 (off) or more");
   require(kv_blocks == 0 || kv_blocks >= 2,
@@ -55,20 +48,22 @@ HostOptions::HostOptions(const trn_host_options& options)
     require(num_blocks[g] >= 2, "num_blocks[" + std::to_string(g) + "] is " + std::to_string(num_blocks[g]) +
                                     ", expected at least 2: block 0 is reserved");
   }
-  executor.model = model_.c_str();
-  executor.hardware = hardware_.c_str();
-  executor.dtype = dtype_.c_str();
-  executor.kv_cache_dtype = options.executor.kv_cache_dtype == nullptr ? nullptr : kv_cache_dtype_.c_str();
-  executor.draft_model = options.executor.draft_model == nullptr ? nullptr : draft_model_.c_str();
-  executor.port = options.executor.port == nullptr ? nullptr : port_.c_str();
-  executor.tp_init_method = options.executor.tp_init_method == nullptr ? nullptr : tp_init_method_.c_str();
+  own_texts();
+}
+
+void HostOptions::own_texts() {
+  for (const char** text : {&executor.model, &executor.hardware, &executor.dtype, &executor.kv_cache_dtype,
+                            &executor.draft_model, &executor.port, &executor.weights, &executor.activations,
+                            &executor.tp_init_method}) {
+    if (*text != nullptr) *text = texts_.emplace_front(*text).c_str();
+  }
 }
 
 void HostOptions::read_drafts() {
   require(num_drafts >= 0 && num_drafts <= TRN_HOST_MAX_DRAFTS,
           "num_drafts is " + std::to_string(num_drafts) + ", expected 0 ... " + std::to_string(TRN_HOST_MAX_DRAFTS));
   require(num_drafts > 0 || executor.draft_model == nullptr,
-          "draft_model is '" + draft_model_ + "', and num_drafts is 0: expected at least 1");
+          "draft_model is '" + text_of(executor.draft_model) + "', and num_drafts is 0: expected at least 1");
   if (num_drafts == 0) return;
   const std::string given = "num_drafts is " + std::to_string(num_drafts);
   require(!overlap, given + " with overlap: which rows the next step has is known only when this one is verified");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <forward_list>
 #include <string>
 #include <vector>
 
@@ -26,11 +27,12 @@ struct HostOptions {
   void* kv_events_context;
   int32_t num_drafts;               // per request and step; 0 = no draft model
   int32_t prefix_levels;            // tokens that a step must save; 0 = never
-  trn_create_options executor;  // its strings are the ones below
+  trn_create_options executor;      // its texts are owned
 
  private:
+  void own_texts();
   void read_drafts();
-  std::string model_, hardware_, dtype_, kv_cache_dtype_, draft_model_, port_, tp_init_method_;
+  std::forward_list<std::string> texts_;  // what executor's point to
 };
 
 }  // namespace trunnion::serving

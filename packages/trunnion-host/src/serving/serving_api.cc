@@ -7,6 +7,7 @@
 #include <string>
 
 #include "serving/engine.h"
+#include "serving/older_host_options.h"
 #include "trunnion/serving.h"
 
 using trunnion::serving::Engine;
@@ -37,12 +38,13 @@ size_t write_text(const std::string& text, char* out, size_t size) {
 trn_host_status trn_host_create(const trn_host_options* options, trn_host** out, char* error, size_t error_size) {
   if (out == nullptr) return TRN_HOST_INVALID;
   *out = nullptr;
-  if (!has_size(options) || !has_size(&options->executor)) {
+  const auto whole = options == nullptr ? std::nullopt : trunnion::serving::whole_options(*options);
+  if (!whole) {
     write_error("options: struct_size is not that of this library's header", error, error_size);
     return TRN_HOST_INVALID;
   }
   try {
-    *out = new trn_host(*options);
+    *out = new trn_host(*whole);
     return TRN_HOST_OK;
   } catch (const trunnion::Fatal& fatal) {
     write_error(fatal.what(), error, error_size);

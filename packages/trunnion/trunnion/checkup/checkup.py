@@ -25,7 +25,13 @@ from trunnion.interfaces.model import LoadsItself, ModelConfig
 from trunnion.reference import ReferenceHardware
 from trunnion.runner import draft
 from trunnion.runner.groups import lay_out_groups
-from trunnion.runner.load_model import check_block_size, check_cache_scales, check_environment, check_reach
+from trunnion.runner.load_model import (
+    check_block_size,
+    check_cache_scales,
+    check_environment,
+    check_reach,
+    check_weights,
+)
 from trunnion.weights.name_map import WeightMap
 from trunnion.weights.plan import LoadPlan, describe_problems, draw_up
 from trunnion.weights.quantization_config import read_quantization
@@ -48,6 +54,8 @@ class CheckOptions:
     hardware: Hardware
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    weights: str = "auto"
+    activations: str = "auto"
     max_model_len: int | None = None
     """None: `default_max_model_len`, or the model's limit if that is less."""
     default_max_model_len: int = 4096
@@ -109,7 +117,7 @@ class _Checkup:
         # Loading touches no device before it has seen that there is one.
         has_device = self._asking(check_environment, options.hardware)
         has_device = has_device and self._asking(options.hardware.initialize, 0)
-        self.hardware = options.hardware if has_device else self._without_device()
+        self.hardware = self._choosing(options.hardware) if has_device else self._without_device()
 
     def tell(self) -> None:
         """Raises what building the model raises."""
@@ -141,6 +149,17 @@ class _Checkup:
         elif self.opened.names:
             self._account_names(model)
         report.drafts = self._heads()
+
+    def _choosing(self, package: Hardware) -> Hardware:
+        """The package with the options, those that it has, or that the checkpoint can be asked for."""
+        options = self.options
+        if options.weights == "native" and self.found.task is not Task.DRAFT:
+            self._asking(check_weights, options.weights, Path(self.report.path))
+        try:
+            return package.choosing(weights=options.weights, activations=options.activations)
+        except REFUSALS as error:
+            _refuse(self.report, error)
+            return package
 
     def _without_device(self) -> Hardware:
         """The package, if it answers without its device; else the reference in its place, and a note."""

@@ -13,7 +13,7 @@ from trunnion.checkup.facts import CheckReport
 from trunnion.checkup.lines import report_lines
 from trunnion.cli.messages import UsageProblem
 from trunnion.cli.sampling_options import BLOCK_SIZE, DEFAULT_MAX_MODEL_LEN, LARGEST
-from trunnion.config import DTYPES, KV_CACHE_DTYPES
+from trunnion.config import ACTIVATIONS, DTYPES, KV_CACHE_DTYPES, WEIGHTS
 from trunnion.text.sample_model import SAMPLE_MODELS, find_sample_model
 
 EXIT_REFUSED = 1
@@ -25,6 +25,8 @@ def check(
     hardware: str,
     dtype: str,
     kv_cache_dtype: str,
+    weights: str,
+    activations: str,
     max_model_len: int | None,
     max_num_seqs: int,
     max_num_tokens: int,
@@ -35,6 +37,9 @@ def check(
     for name, value, choices in (("dtype", dtype, DTYPES), ("kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)):
         if value != "auto" and value not in choices:
             raise UsageProblem(f"unknown --{name} {value!r}; choices: auto, {', '.join(choices)}")
+    for name, value, choices in (("weights", weights, WEIGHTS), ("activations", activations, ACTIVATIONS)):
+        if value not in choices:
+            raise UsageProblem(f"unknown --{name} {value!r}; choices: {', '.join(choices)}")
     least = {"max_model_len": (max_model_len, 2), "max_num_seqs": (max_num_seqs, 1)}
     for name, (number, lowest) in {**least, "max_num_tokens": (max_num_tokens, 1)}.items():
         if number is not None and not lowest <= number <= LARGEST:
@@ -45,6 +50,8 @@ def check(
         hardware=registry.hardware(hardware),
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        weights=weights,
+        activations=activations,
         max_model_len=max_model_len,
         default_max_model_len=DEFAULT_MAX_MODEL_LEN,
         max_num_seqs=max_num_seqs,

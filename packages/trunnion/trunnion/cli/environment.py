@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from trunnion.cli.threads import default_threads
 from trunnion.interfaces.hardware import EnvironmentProblem
+from trunnion.reference.host_threads import default_threads
 from trunnion.registry import hardware, hardware_names
 
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")

@@ -117,8 +117,12 @@ class HostOptions:
     num_drafts: int = 0
     """Tokens that the draft proposes per step of a request; 0 = no drafts."""
     draft_model: Path | None = None
+    """The checkpoint of a draft that has its own; None: the head that the model carries."""
     port: Path | None = None
     """The folder of a model family that is not installed."""
-    """The checkpoint of a draft that has its own; None: the head that the model carries."""
     prefix_levels: int = 0
     """Tokens that reading shared cache blocks once must save in a step; 0 = never told."""
+    weights: str = "auto"
+    """How quantised weights are kept."""
+    activations: str = "auto"
+    """What rows meet integer weights in."""

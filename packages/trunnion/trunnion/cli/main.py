@@ -54,6 +54,12 @@ KvCacheDtype = Annotated[
         help="auto (the model's dtype), or fp8_e4m3: half the bytes of a bfloat16 cache, keys and values in 8 bits.",
     ),
 ]
+Weights = Annotated[
+    str, typer.Option("--weights", help="How quantised weights are kept: auto, or native (a .gguf file's blocks).")
+]
+Activations = Annotated[
+    str, typer.Option("--activations", help="What rows meet weights in 4 or 8 bits in: auto, or int8 (rounded).")
+]
 HardwareName = Annotated[str, typer.Option("--hardware", help="An installed hardware package; see trunnion env.")]
 NoPrefixCache = Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")]
 MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Requests per step. [the prompts, up to 32]")]
@@ -197,6 +203,8 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         prefix_levels: PrefixLevels = 0,
         dtype: Dtype = "auto",
         kv_cache_dtype: KvCacheDtype = "auto",
+        weights: Weights = "auto",
+        activations: Activations = "auto",
         hardware: HardwareName = "cpu",
         port: Port = None,
         threads: Threads = None,
@@ -211,7 +219,8 @@ def _add_generate(app: typer.Typer, open_host: OpenHost) -> None:
         return generate(
             prompts or [],
             ModelOptions(
-                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len,
+                model=model, port=port, hardware=hardware, dtype=dtype, weights=weights, activations=activations,
+                max_model_len=max_model_len,
                 kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, encoder_rows=encoder_rows,
@@ -253,6 +262,8 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
         no_prefix_cache: NoPrefixCache = False,
         dtype: Dtype = "auto",
         kv_cache_dtype: KvCacheDtype = "auto",
+        weights: Weights = "auto",
+        activations: Activations = "auto",
         hardware: HardwareName = "cpu",
         port: Port = None,
         threads: Threads = None,
@@ -266,7 +277,8 @@ def _add_chat(app: typer.Typer, open_host: OpenHost) -> None:
 
         return chat(
             ModelOptions(
-                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len,
+                model=model, port=port, hardware=hardware, dtype=dtype, weights=weights, activations=activations,
+                max_model_len=max_model_len,
                 kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=1, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, encoder_rows=encoder_rows,
@@ -302,6 +314,8 @@ def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
         no_prefix_cache: NoPrefixCache = False,
         prefix_levels: PrefixLevels = 0,
         dtype: Dtype = "auto",
+        weights: Weights = "auto",
+        activations: Activations = "auto",
         hardware: HardwareName = "cpu",
         port: Port = None,
         threads: Threads = None,
@@ -315,7 +329,8 @@ def _add_embed(app: typer.Typer, open_host: OpenHost) -> None:
         return embed(
             texts,
             ModelOptions(
-                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len,
+                model=model, port=port, hardware=hardware, dtype=dtype, weights=weights, activations=activations,
+                max_model_len=max_model_len,
                 kv_blocks=kv_blocks,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=not no_prefix_cache, prefix_levels=prefix_levels, trace_file=trace,
@@ -339,6 +354,8 @@ def _add_rerank(app: typer.Typer, open_host: OpenHost) -> None:
         max_num_seqs: MaxNumSeqs = None,
         max_num_tokens: MaxNumTokens = None,
         dtype: Dtype = "auto",
+        weights: Weights = "auto",
+        activations: Activations = "auto",
         hardware: HardwareName = "cpu",
         port: Port = None,
         threads: Threads = None,
@@ -353,7 +370,8 @@ def _add_rerank(app: typer.Typer, open_host: OpenHost) -> None:
             query,
             documents,
             ModelOptions(
-                model=model, port=port, hardware=hardware, dtype=dtype, max_model_len=max_model_len, kv_blocks=None,
+                model=model, port=port, hardware=hardware, dtype=dtype, weights=weights, activations=activations,
+                max_model_len=max_model_len, kv_blocks=None,
                 threads=threads, tp=tp, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens,
                 prefix_caching=True, trace_file=trace,
             ),
@@ -417,6 +435,8 @@ def _add_reports(app: typer.Typer) -> None:
         hardware: HardwareName = "cpu",
         dtype: Dtype = "auto",
         kv_cache_dtype: KvCacheDtype = "auto",
+        weights: Weights = "auto",
+        activations: Activations = "auto",
         max_model_len: MaxModelLen = None,
         max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Requests to have memory for.")] = 1,
         max_num_tokens: Annotated[int, typer.Option("--max-num-tokens", help="Tokens per step.")] = 512,
@@ -428,8 +448,9 @@ def _add_reports(app: typer.Typer) -> None:
         from trunnion.cli.check import check
 
         return check(
-            model, hardware=hardware, dtype=dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, port=port, as_json=as_json,
+            model, hardware=hardware, dtype=dtype, kv_cache_dtype=kv_cache_dtype, weights=weights,
+            activations=activations, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+            max_num_tokens=max_num_tokens, port=port, as_json=as_json,
         )  # fmt: skip
 
     @app.command()

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from trunnion.cli.host import Event, Finished, Host, HostOptions, Sampling
 from trunnion.errors import UnsupportedError
 
@@ -41,8 +39,6 @@ def open_serving_host(options: HostOptions) -> Host:
     _require_host()
     from trunnion_host.serving import HostConfig, InvalidError, ServingHost
 
-    # The executor's thread takes over what is set here before it first computes.
-    torch.set_num_threads(options.threads)
     limits = options.limits
     config = HostConfig(
         model=str(options.model),
@@ -66,6 +62,8 @@ def open_serving_host(options: HostOptions) -> Host:
         draft_model=None if options.draft_model is None else str(options.draft_model),
         port=None if options.port is None else str(options.port),
         prefix_levels=options.prefix_levels,
+        weights=options.weights,
+        activations=options.activations,
     )
     try:
         return _Serving(ServingHost(config))

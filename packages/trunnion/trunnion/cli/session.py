@@ -14,11 +14,12 @@ from trunnion.cli.host import Host, HostOptions, Sampling
 from trunnion.cli.images import Prompt, Prompts, takes_images
 from trunnion.cli.messages import UsageProblem, note
 from trunnion.cli.sampling_options import BLOCK_SIZE, LARGEST, SamplingOptions, resolve_max_model_len
-from trunnion.cli.threads import default_threads, excess, usable_cores
-from trunnion.config import DTYPES, KV_CACHE_DTYPES
+from trunnion.cli.threads import excess
+from trunnion.config import ACTIVATIONS, DTYPES, KV_CACHE_DTYPES, MAX_THREADS, WEIGHTS
 from trunnion.contract import Limits
 from trunnion.hf_config import read_config
 from trunnion.ops.registry import declined
+from trunnion.reference.host_threads import default_threads, usable_cores
 from trunnion.registry import hardware_names, max_positions, model_families
 from trunnion.text.model_text import ModelText, Task, load_model_text, resolve_model
 from trunnion.text.stop_strings import StopStrings
@@ -27,8 +28,6 @@ OpenHost = Callable[[HostOptions], Host]
 DEFAULT_NUM_TOKENS = 512
 MAX_PROCESSES = 64
 MAX_DRAFTS = 8
-MAX_THREADS = 1024
-"""Beyond this OpenMP may fail to start its threads, and then ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +52,8 @@ class ModelOptions:
     port: Path | None = None
     kv_cache_dtype: str = "auto"
     prefix_levels: int = 0
+    weights: str = "auto"
+    activations: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -60,6 +61,9 @@ class ModelOptions:
         if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
             choices = ", ".join(KV_CACHE_DTYPES)
             raise UsageProblem(f"unknown --kv-cache-dtype {self.kv_cache_dtype!r}; choices: auto, {choices}")
+        for name, choices in (("weights", WEIGHTS), ("activations", ACTIVATIONS)):
+            if (given := getattr(self, name)) not in choices:
+                raise UsageProblem(f"unknown --{name} {given!r}; choices: {', '.join(choices)}")
         for name in ("kv_blocks", "threads", "tp", "max_num_seqs", "max_num_tokens", "encoder_rows"):
             value = getattr(self, name)
             least = 2 if name == "kv_blocks" else 1
@@ -171,6 +175,8 @@ class ModelPlan:
             port=None if options.port is None else options.port.expanduser().resolve(),
             kv_cache_dtype=options.kv_cache_dtype,
             prefix_levels=options.prefix_levels,
+            weights=options.weights,
+            activations=options.activations,
         )
         with default_interrupt():
             host = open_host(host_options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Protocol
 import torch
 
 from trunnion.contract import Limits, MemoryProfile
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import Group, GroupSpec
 from trunnion.interfaces.break_points import BreakPoints
 from trunnion.interfaces.collectives import Collectives
@@ -49,6 +51,36 @@ class Hardware(ABC):
     """What `limited_to` takes. Empty where there is one way to execute a step."""
     block_size_multiple: int = 1
     """Cache blocks hold a multiple of so many tokens; another `Limits.block_size` is refused."""
+
+    weights_choices: tuple[str, ...] = ("auto",)
+    """Ways to keep quantised weights that the package has, of `trunnion.config.WEIGHTS`."""
+    activations_choices: tuple[str, ...] = ("auto",)
+    """What rows of the package can meet integer weights in, of `trunnion.config.ACTIVATIONS`."""
+    weights: str = "auto"
+    activations: str = "auto"
+    """What this instance was told to do, see `choosing`."""
+
+    def choosing(self, *, weights: str = "auto", activations: str = "auto") -> Hardware:
+        """This package, as it runs a model with these options; itself where they are those that it has.
+
+        Raises:
+            UnsupportedError: the package does not offer one of them.
+        """
+        if (weights, activations) == (self.weights, self.activations):
+            return self
+        chosen = copy.copy(self)
+        for name, value in (("weights", weights), ("activations", activations)):
+            offered: tuple[str, ...] = getattr(self, f"{name}_choices")
+            if value not in offered:
+                raise UnsupportedError(
+                    f"{name} {value!r} is not for hardware {self.name!r}; choices: {', '.join(offered)}"
+                )
+            setattr(chosen, name, value)
+        return chosen
+
+    def default_threads(self, num_ranks: int) -> int:
+        """Threads of the host that a rank among `num_ranks` computes with unless it is told; called on its thread."""
+        return torch.get_num_threads()
 
     def limited_to(self, mode: Mode) -> Hardware:
         """This package with runners that go no further than `mode`, so that tests can compare its ways of execution.

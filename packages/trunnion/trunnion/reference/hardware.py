@@ -34,6 +34,7 @@ from trunnion.reference.encoder import ReferenceEncoderGroup
 from trunnion.reference.gguf_block_method import GGUFBlockLinearMethod
 from trunnion.reference.grouped_int_methods import GroupedIntLinearMethod
 from trunnion.reference.grouped_int_moe_method import GroupedIntMoEMethod
+from trunnion.reference.host_threads import threads_of_rank
 from trunnion.reference.kv_events import HostKVEvents
 from trunnion.reference.layer_state import layer_group
 from trunnion.reference.linear_method import UnquantizedLinearMethod
@@ -52,6 +53,10 @@ class ReferenceHardware(Hardware):
 
     name = "reference"
     device_type = "cpu"
+
+    def default_threads(self, num_ranks: int) -> int:
+        """See `trunnion.reference.host_threads`."""
+        return threads_of_rank(num_ranks)
 
     def group_class(self, spec: GroupSpec) -> tuple[type[Group], str | None]:
         if isinstance(spec, LayerStateSpec | LayerRowsSpec):

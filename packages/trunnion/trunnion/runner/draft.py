@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SAME_LIMITS = ("max_num_tokens", "max_num_seqs", "max_model_len")
 """Limits that a draft has in common with its target, whose requests and rows it follows."""
-SAME_SETTINGS = ("hardware", "device_index", "tp_rank", "tp_size", "kv_cache_dtype")
+SAME_SETTINGS = ("hardware", "device_index", "tp_rank", "tp_size", "kv_cache_dtype", "num_threads")
 
 
 def check_role(config: ExecutorConfig, target: ModelExecutor | None) -> None:

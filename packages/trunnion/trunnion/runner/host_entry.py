@@ -80,6 +80,9 @@ def create(options: Mapping[str, Any]) -> HostedExecutor:
         kv_cache_dtype=options["kv_cache_dtype"],
         port=None if options["port"] is None else Path(options["port"]),
         draft_model=None if options["draft_model"] is None else Path(options["draft_model"]),
+        num_threads=options["num_threads"],
+        weights=options["weights"],
+        activations=options["activations"],
     )
     target: HostedExecutor | None = options["share_with"]
     return HostedExecutor(ModelExecutor.create(config, share_with=None if target is None else target.executor))

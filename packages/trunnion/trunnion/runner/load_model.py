@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,15 +65,19 @@ def load_model(
     if target is not None:
         hardware = target.hardware
     hardware = registry.hardware(config.hardware) if hardware is None else hardware
+    hardware = hardware.choosing(weights=config.weights, activations=config.activations)
     check_environment(hardware)
     check_block_size(config.limits.block_size, hardware)
     checkpoint, model_class = _find(config, target is not None, chosen)
+    if checkpoint.path == config.model:
+        check_weights(config.weights, checkpoint.path)
     model_config = model_class.config_class.from_hf(checkpoint.config)
     weight_map = model_class.weight_map.for_config(model_config)
     check_reach(config.limits.max_model_len, model_config.max_model_len, "model" if target is None else "draft")
     device = hardware.initialize(config.device_index)
     dtype = _dtype(config, checkpoint, target)
     if target is None:
+        torch.set_num_threads(config.num_threads or hardware.default_threads(config.tp_size))
         breaks = BreakPoints()
         parallel = _join(hardware, config, breaks)
     else:
@@ -160,6 +165,12 @@ def check_cache_scales(
             f"{source}: config.json says (kv_cache_scheme) that every layer has scales of an fp8 cache; "
             f"missing: {first_names(tuple(defaults))}"
         )
+
+
+def check_weights(weights: str, path: Path) -> None:
+    """UnsupportedError if what lies at `path` has no weights to keep as they lie."""
+    if weights == "native" and path.suffix != ".gguf":
+        raise UnsupportedError(f"weights 'native' is for .gguf files, and {path} is none; choices: auto")
 
 
 def check_environment(hardware: Hardware) -> None:
