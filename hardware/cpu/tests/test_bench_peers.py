@@ -110,6 +110,45 @@ class TestWorker:
         assert raised.value.is_dead
         assert time.monotonic() - begin < worker_module.END_SECONDS
 
+    @pytest.mark.parametrize(("behaviour", "timeout"), [("hangs", 1.0), ("dies", 20.0)])
+    def test_what_it_started_ends_with_it(
+        self, start: StartFake, tmp_path: Path, behaviour: str, timeout: float
+    ) -> None:
+        worker = start(tmp_path)
+        worker.ask("open", 20, path=behaviour, limits=LIMITS)
+        with pytest.raises(WorkerError):
+            worker.ask("generate", timeout, prompts=[[1]] * 32, new_tokens=1)
+        worker.close()
+        words = (tmp_path / "fake.log").read_text().split()
+        assert not _is_running(int(words[words.index("left") + 1]))
+
+    def test_one_that_reads_nothing_is_killed(self, tmp_path: Path) -> None:
+        worker = Worker((sys.executable, "-c", "import time; time.sleep(60)"), os.environ, tmp_path / "log")
+        with pytest.raises(WorkerError, match=r"^no answer to 'generate' within 0 s$"):
+            worker.ask("generate", 0.3, prompts=[[1] * 1_000_000])
+        worker.close()
+
+    def test_one_that_answers_no_more_is_killed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(worker_module, "END_SECONDS", 0.2)
+        code = "import os, time; os.close(1); time.sleep(60)"
+        worker = Worker((sys.executable, "-c", code), os.environ, tmp_path / "log")
+        with pytest.raises(WorkerError, match=r"^ended with signal 9: no word$"):
+            worker.ask("generate", 20)
+        worker.close()
+
+
+def _is_running(process: int) -> bool:
+    """Whether there is such a process, and not only the record of one that has ended."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.02)
+    return True
+
 
 class TestRates:
     def test_a_decode_counts_while_every_row_decodes(self) -> None:

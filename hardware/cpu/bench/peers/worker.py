@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,18 @@ class Worker:
         self._log = log
         self._left = b""
         with log.open("wb") as errors:
+            # A session of its own, so that all it starts can be ended with it, even if it is gone before them.
             self._process = subprocess.Popen(
-                command, env=dict(variables), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
+                command,
+                env=dict(variables),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                start_new_session=True,
             )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     def ask(self, what: str, timeout: float, **arguments: Any) -> Mapping[str, Any]:
         """The answer to a command.
@@ -46,19 +56,16 @@ class Worker:
         Raises:
             WorkerError: the worker says why it cannot, has died, or is killed: no answer within `timeout` seconds.
         """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
-        except BrokenPipeError:
-            raise self._died() from None
-        line = self._line(time.monotonic() + timeout)
+        until = time.monotonic() + timeout
+        command = json.dumps({"do": what, **arguments}).encode() + b"\n"
+        line = self._line(until) if self._send(command, until) else None
         if line is None:
-            self._process.kill()
+            self._kill()
             raise WorkerError(f"no answer to {what!r} within {timeout:.0f} s", is_dead=True)
         try:
             answer = json.loads(line)
         except ValueError:
-            self._process.kill()
+            self._kill()
             raise WorkerError(f"answered {what!r} with {line[:80]!r}", is_dead=True) from None
         if "error" in answer:
             raise WorkerError(answer["error"], is_dead=False)
@@ -75,17 +82,25 @@ class Worker:
 
     def close(self) -> None:
         """End it, and what it started that has not ended with it."""
-        family = self._family()
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._wait()
+        self._kill()
         self._process.stdout.close()
-        for process in family[1:]:
-            _kill(process)
+
+    def _send(self, command: bytes, until: float) -> bool:
+        """Whether all of a command was taken in time."""
+        assert self._process.stdin is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._process.stdin, selectors.EVENT_WRITE)
+            while command:
+                if not ready.select(max(0.0, until - time.monotonic())):
+                    return False
+                try:
+                    command = command[os.write(self._process.stdin.fileno(), command) :]
+                except BrokenPipeError:
+                    raise self._died() from None
+        return True
 
     def _line(self, until: float) -> bytes | None:
         """The next line of its output; None: there was none in time."""
@@ -103,10 +118,25 @@ class Worker:
         return line
 
     def _died(self) -> WorkerError:
-        code = self._process.wait()
+        code = self._wait()
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         return WorkerError(f"ended with {how}: {lines[-1] if lines else 'no word'}"[:300], is_dead=True)
+
+    def _wait(self) -> int:
+        """Its exit code; it is killed if it does not end by itself."""
+        try:
+            return self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return self._process.wait()
+
+    def _kill(self) -> None:
+        """Kill what is left of it and of all that it started."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
 
     def _family(self) -> list[int]:
         """Its process and all descendants."""
@@ -135,10 +165,3 @@ def _cpu_seconds(process: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def _kill(process: int) -> None:
-    try:
-        os.kill(process, 9)
-    except ProcessLookupError:
-        return
