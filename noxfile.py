@@ -132,8 +132,8 @@ def nightly(session: nox.Session) -> None:
         if hardware == DEFAULT_HARDWARE:
             simulated.mkdir()
             _pytest(env, [MATRIX, "tests/simulators"], simulated, hardware=SIMULATED)
-            _pytest(env, ["tests/mutations"], reports)
-        elif patches := _mutations(hardware):
+            _pytest(env, ["tests/mutations"], simulated)
+        if patches := _mutations(hardware):
             _pytest(env, ["tests/mutations"], reports, "--patches", patches)
         _build_and_try_wheels(env, reports)
     _write_matrix(session, folder, is_whole=not session.posargs)

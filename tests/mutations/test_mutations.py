@@ -1,6 +1,6 @@
 """Applies each planted fault to a copy of the repository and runs the test that must notice it.
 
-`--patches hardware/<name>/tests/mutations` takes a hardware package's own faults, and runs on its simulated device;
+`--patches hardware/<name>/tests/mutations` takes a package's own faults, on its simulated device if there is one;
 `--patches packages/trunnion-bundle/tests/mutations` those of bundles, in one copy whose C++ is built anew where it
 changed. A patch opens with a sentence that says the fault, and a line `Red: <test>`. Without the patch that test
 passes: a test that is red anyway proves nothing.
@@ -90,7 +90,8 @@ class Checkout:
             # Here rather than in a test, whose time is limited.
             built = self.run(f"{BUNDLE}/tests/native/native_build.py", timeout=9 * TIMEOUT_SECONDS)
             assert built.returncode == 0, built.stderr[-4000:]
-        plugin = ("-p", f"{self.hardware}_simulator.plugin") if self.hardware else ()
+        is_simulated = self.hardware and (self.folder / "hardware" / self.hardware / "simulator").is_dir()
+        plugin = ("-p", f"{self.hardware}_simulator.plugin") if is_simulated else ()
         return self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *names, timeout=timeout)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from trunnion_cpu import large_pages
 from trunnion_cpu.large_pages import LEAST_BYTES, large_bytes, to_large_pages
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system gives no large pages on request")
@@ -74,3 +76,11 @@ def test_the_system_says_what_it_gave() -> None:
     arena.fill_(1)
     assert large_bytes(arena.data_ptr()) == 0
     assert large_bytes(1) is None
+
+
+def test_large_pages_are_counted_in_bytes_of_one_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = tmp_path / "smaps"
+    mapping = "{}-{} rw-p 00000000 00:00 0 \nSize: 8192 kB\nAnonHugePages: {:>8} kB\nVmFlags: rd wr\n"
+    maps.write_text(mapping.format("1000", "2000", 2048) + mapping.format("2000", "3000", 4096))
+    monkeypatch.setattr(large_pages, "MAPS", maps)
+    assert [large_bytes(address) for address in (0x1FFF, 0x2000, 0x3000)] == [2 << 20, 4 << 20, None]

@@ -74,14 +74,15 @@ def test_scalars_lists_and_several_results() -> None:
     torch.testing.assert_close(play(), forward())
 
 
-def test_writes_in_place_are_played() -> None:
+@pytest.mark.parametrize("values", [lambda x: x * 2, lambda x: x], ids=["made", "constant"])
+def test_writes_in_place_are_played(values) -> None:
     x, cache = torch.randn(2, 3), torch.zeros(5, 3)
     rows = torch.tensor([1, 4])
-    _, play = _record(lambda: cache.index_copy_(0, rows, x * 2))
+    _, play = _record(lambda: cache.index_copy_(0, rows, values(x)))
     rows.copy_(torch.tensor([0, 2]))
     cache.zero_()
     play()
-    torch.testing.assert_close(cache[[0, 2]], x * 2)
+    torch.testing.assert_close(cache[[0, 2]], values(x))
     assert not cache[[1, 3, 4]].any()
 
 
