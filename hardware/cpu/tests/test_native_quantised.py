@@ -127,6 +127,45 @@ def test_grouped(dtype: torch.dtype, check: Check, name: str, threads: int) -> N
             check(found, x.double() @ dense.T)
 
 
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_in_tiles(dtype: torch.dtype, check: Check, name: str, threads: int) -> None:
+    """As `test_grouped`, of weights laid out for it."""
+    bits, size, group, has_zeros = GROUPED[name]
+    groups = -(-size // group)
+    for features in (1, 17, 70, 130):
+        values = torch.randint(0, 2**bits, (features, size))
+        scales = ((torch.rand(features, groups) + 0.1) * 2.0**-bits).to(dtype)
+        zeros = torch.randint(0, 2**bits, (features, groups), dtype=torch.uint8) if has_zeros else None
+        shift = zeros.double() if zeros is not None else torch.full((features, groups), 2.0 ** (bits - 1)).double()
+        dense = (values.double() - shift.repeat_interleave(group, 1)[:, :size]) * scales.double().repeat_interleave(
+            group, 1
+        )[:, :size]
+        bias, tiles, tiled_scales = (
+            torch.randn(features).to(dtype),
+            tiles_of(pack(values, bits), bits),
+            per_tile(scales),
+        )
+        tiled_zeros = None if zeros is None else per_tile(zeros)
+        for rows in (*ROWS, 12, 13, 39, 40, 300):
+            x = (torch.randn(rows, size + 3) / size**0.5).to(dtype)[:, :size]
+            for given in (bias, None):
+                found = operators().tiled_grouped_linear(
+                    x, tiles, tiled_scales, tiled_zeros, given, bits, group, features
+                )
+                check(found, x.double() @ dense.T + (0 if given is None else given.double()))
+
+
+def test_grouped_in_tiles_of_more_than_a_panel(dtype: torch.dtype, check: Check) -> None:
+    """Whose sums go through memory."""
+    size, features, group = 2200, 33, 96
+    values = torch.randint(0, 16, (features, size))
+    scales = ((torch.rand(features, -(-size // group)) + 0.1) / 16).to(dtype)
+    dense = (values.double() - 8) * scales.double().repeat_interleave(group, 1)[:, :size]
+    x = (torch.randn(45, size) / size**0.5).to(dtype)
+    tiles, scales = tiles_of(pack(values, 4), 4), per_tile(scales)
+    check(operators().tiled_grouped_linear(x, tiles, scales, None, None, 4, group, features), x.double() @ dense.T)
+
+
 def rounded(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """x with each block's values as multiples of its scale, and the scales, spread; the formula in float32."""
     values, scales = torch.zeros_like(x, dtype=torch.float64), torch.zeros_like(x, dtype=torch.float64)
@@ -206,6 +245,8 @@ def test_what_does_not_fit_is_named() -> None:
         operators().grouped_int_linear(x, weight, torch.ones(4, 3), None, None, 4, 32)
     with pytest.raises(RuntimeError, match="of 1 tiles by 512 bytes"):
         operators().tiled_int_linear(x, weight, torch.ones(1, 2, 16), None, None, None, 4, 32, 4)
+    with pytest.raises(RuntimeError, match="of 1 tiles by 512 bytes"):
+        operators().tiled_grouped_linear(x, weight, torch.ones(1, 2, 16), None, None, 4, 32, 4)
     with pytest.raises(RuntimeError, match="scales are not dense, 1 by 2 by 16"):
         codes = torch.zeros(1, 512, dtype=torch.uint8)
         operators().tiled_int_linear(x, codes, torch.ones(1, 3, 16), None, None, None, 4, 32, 4)

@@ -19,7 +19,7 @@ from trunnion.weights.safetensors_source import SafetensorsSource
 from trunnion_cpu import hardware
 from trunnion_cpu.hardware import CpuHardware
 from trunnion_cpu.native import Absent, Native, native
-from trunnion_cpu.tiled_weights import TiledIntLinearMethod, num_tiled_layers
+from trunnion_cpu.tiled_weights import ISAS_OF_PAIRS, TiledGroupedLinearMethod, TiledIntLinearMethod, num_tiled_layers
 
 pytestmark = pytest.mark.skipif(not isinstance(native(), Native), reason="no native operators")
 
@@ -39,7 +39,7 @@ def test_layers_multiply_by_what_was_published(tmp_path: Path, name: str) -> Non
     model = build(scheme_of(settings))
     load(model, tmp_path)
     # 72 features are no whole tiles.
-    assert num_tiled_layers(model) == len(FUSED) - 1
+    assert num_tiled_layers(model, quantises_rows=True) == len(FUSED) - 1
     with torch.inference_mode():
         for fused, names in FUSED.items():
             dense = torch.cat([integers[part].dense() for part in names])
@@ -48,6 +48,24 @@ def test_layers_multiply_by_what_was_published(tmp_path: Path, name: str) -> Non
             found, exact = getattr(model, fused)(x), x @ dense.T
             assert ((found - exact).abs() <= bound).all()
             assert (found - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.skipif(getattr(native(), "isa", None) not in ISAS_OF_PAIRS, reason="no products of bfloat16 pairs")
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_in_bfloat16_meet_tiles_as_they_are(tmp_path: Path, name: str) -> None:
+    settings: dict[str, Any] = FORMATS[name]
+    integers = save(tmp_path, settings)
+    model = build(scheme_of(settings), torch.bfloat16, activations="auto")
+    source = SafetensorsSource(tmp_path)
+    load_weights(model, source, WEIGHT_MAP, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert num_tiled_layers(model, quantises_rows=False) == len(FUSED) - 1
+    with torch.inference_mode():
+        for fused, names in FUSED.items():
+            dense = torch.cat([integers[part].dense() for part in names])
+            for rows in (1, 9, 70):
+                x = torch.randn(rows, dense.shape[1]).bfloat16()
+                found, exact = getattr(model, fused)(x).float(), x.float() @ dense.T
+                assert (found - exact).norm() < 0.006 * exact.norm()
 
 
 def test_a_reload_lies_where_the_first_one_did(tmp_path: Path) -> None:
@@ -91,8 +109,13 @@ def test_what_is_not_asked_for_and_other_dtypes_stay_as_they_are(tmp_path: Path)
     model = build(scheme_of(GPTQ), torch.float16)
     source = SafetensorsSource(tmp_path)
     load_weights(model, source, WEIGHT_MAP, dtype=torch.float16, device=torch.device("cpu"))
-    assert isinstance(model.down_proj.method, TiledIntLinearMethod) and num_tiled_layers(model) == 0
-    assert type(build(scheme_of(GPTQ), activations="auto").down_proj.method) is GroupedIntLinearMethod
+    assert isinstance(model.down_proj.method, TiledIntLinearMethod)
+    assert num_tiled_layers(model, quantises_rows=True) == 0
+    expected = TiledGroupedLinearMethod if native().isa in ISAS_OF_PAIRS else GroupedIntLinearMethod
+    model = build(scheme_of(GPTQ), activations="auto")
+    load(model, tmp_path)
+    assert type(model.down_proj.method) is expected
+    assert num_tiled_layers(model, quantises_rows=False) == 0 and num_tiled_layers(model, quantises_rows=True) == 0
 
 
 def test_what_native_operators_compute_is_refused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from trunnion_cpu.native import Absent, Native, native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.runner import TapedRunner
 from trunnion_cpu.tiled_w8a8 import TiledW8A8LinearMethod
-from trunnion_cpu.tiled_weights import TiledIntLinearMethod
+from trunnion_cpu.tiled_weights import ISAS_OF_PAIRS, TiledGroupedLinearMethod, TiledIntLinearMethod
 
 DISPATCH_KEY = "CPU"
 
@@ -77,6 +77,8 @@ class CpuHardware(ReferenceHardware):
             return TiledW8A8LinearMethod(scheme)
         if isinstance(scheme, GroupedInt) and isinstance(found, Native) and self.activations == "int8":
             return TiledIntLinearMethod(scheme)
+        if isinstance(scheme, GroupedInt) and isinstance(found, Native) and found.isa in ISAS_OF_PAIRS:
+            return TiledGroupedLinearMethod(scheme)
         if isinstance(scheme, GGUFBlocks) and isinstance(found, Native):
             return TiledBlockLinearMethod(scheme)
         return super().linear_method(scheme, prefix)

@@ -88,8 +88,12 @@ class TapedRunner(Runner):
         with torch.inference_mode(mode=False):
             report.implementations["weights in large pages"] = to_large_pages([self.model])
         if self._activations != "auto":
-            where = f"by blocks, in {num_tiled_layers(self.model)} linear layers in 4 or 8 bits by groups"
+            num_layers = num_tiled_layers(self.model, quantises_rows=True)
+            where = f"by blocks, in {num_layers} linear layers in 4 or 8 bits by groups"
             report.implementations["activations"] = f"{self._activations} {where}"
+        if num_layers := num_tiled_layers(self.model, quantises_rows=False):
+            name = f"{num_layers} linear layers in 4 or 8 bits by groups"
+            report.implementations[name] = "weights laid out in tiles"
         if num_layers := num_tiled_w8a8_layers(self.model):
             name = f"{num_layers} linear layers of int8 weights and activations"
             report.implementations[name] = "weights laid out in tiles"

@@ -1,4 +1,4 @@
-"""Weights alone in 4 or 8 bits, in tiles that native products with int8 rows read, in the place of the loaded ones."""
+"""Weights alone in 4 or 8 bits, in tiles that native products read, in the place of the loaded ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ TILE = 16
 """Features side by side."""
 PARAMETERS = "tiled_parameters"
 """Attribute of a layer: its parameters that hold tiles, by name. A reload brings others."""
+ISAS_OF_PAIRS = ("avx512_bf16",)
+"""Sets of kernels that multiply pairs of bfloat16, which read tiles faster than weights as they were loaded."""
 CHUNK_VALUES = 8
 """Rows of codes are padded to whole chunks: of 8 values in 4 bits, and so of 4 in 8 bits."""
 
@@ -45,18 +47,26 @@ def per_tile(groups: torch.Tensor) -> torch.Tensor:
     return F.pad(groups, (0, 0, 0, -groups.shape[0] % TILE)).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
 
 
-def num_tiled_layers(model: object) -> int:
-    """Layers of `model` whose rows are quantised on the way."""
-    return sum(PARAMETERS in layer.__dict__ for layer in model.modules()) if isinstance(model, nn.Module) else 0
+def num_tiled_layers(model: object, *, quantises_rows: bool) -> int:
+    """Layers of `model` whose weights lie in tiles, and whose rows are quantised on the way, or not."""
+    if not isinstance(model, nn.Module):
+        return 0
+    tiled = (layer.method for layer in model.modules() if PARAMETERS in layer.__dict__)
+    return sum(isinstance(method, TiledIntLinearMethod) == quantises_rows for method in tiled)
 
 
-class TiledIntLinearMethod(GroupedIntLinearMethod):
-    """As the reference's, with rows quantised to int8 by blocks of a group's features, 128 at most, on the way.
+class TiledGroupedLinearMethod(GroupedIntLinearMethod):
+    """As the reference's, of the same numbers, in bfloat16.
 
-    Products are those of the reference with `x` replaced by `scale * round(x / scale)`, where `scale` is a block's
-    largest size over 127. Tiles take the place of what was loaded, and keep it across reloads. Layers that
-    `why_not_tiled` names keep what was loaded, and are the reference's.
+    Tiles take the place of what was loaded, and keep it across reloads. Layers that `why_not` names keep what was
+    loaded, and are the reference's.
     """
+
+    def why_not(self, dtype: torch.dtype, out_features: int, in_features: int) -> str | None:
+        """As `why_not_tiled`."""
+        if dtype != torch.bfloat16:
+            return f"{dtype} is not bfloat16"
+        return why_not_tiled(dtype, out_features, in_features)
 
     def finalize(self, layer: nn.Module) -> None:
         weight = layer.get_parameter(self.names.weight)
@@ -65,7 +75,7 @@ class TiledIntLinearMethod(GroupedIntLinearMethod):
             return
         super().finalize(layer)
         bits, (out_features, row_bytes) = self.scheme.bits, weight.shape
-        if why_not_tiled(layer.dense_dtype, out_features, row_bytes * 8 // bits) is not None:
+        if self.why_not(layer.dense_dtype, out_features, row_bytes * 8 // bits) is not None:
             return
         lay_out(layer, self.names.weight, tiles_of(weight.data, bits))
         lay_out(layer, self.names.scales, per_tile(layer.get_parameter(self.names.scales).data))
@@ -82,8 +92,47 @@ class TiledIntLinearMethod(GroupedIntLinearMethod):
         tiled = (features // TILE, groups, TILE)
         zero_points = None if zero_points is None else zero_points.view(tiled)
         codes = codes.view(features // TILE, -1)
+        return self.multiply(layer, x, codes, scales.view(tiled), zero_points, bias)
+
+    def multiply(
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zero_points: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x [..., K], codes as `tiles_of`, scales and zero points as `per_tile` -> [..., N]."""
+        bits, features = self.scheme.bits, scales.shape[0] * TILE
+        out: torch.Tensor = torch.ops.trunnion_cpu.tiled_grouped_linear(
+            x, codes, scales, zero_points, bias, bits, layer.int_group_size, features
+        )
+        return out
+
+
+class TiledIntLinearMethod(TiledGroupedLinearMethod):
+    """With rows quantised to int8 by blocks of a group's features, 128 at most, on the way; in float32, too.
+
+    Products are those of the reference with `x` replaced by `scale * round(x / scale)`, where `scale` is a block's
+    largest size over 127.
+    """
+
+    def why_not(self, dtype: torch.dtype, out_features: int, in_features: int) -> str | None:
+        return why_not_tiled(dtype, out_features, in_features)
+
+    def multiply(
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zero_points: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        bits, features = self.scheme.bits, scales.shape[0] * TILE
         out: torch.Tensor = torch.ops.trunnion_cpu.tiled_int_linear(
-            x, codes, scales.view(tiled), zero_points, None, bias, self.scheme.bits, layer.int_group_size, features
+            x, codes, scales, zero_points, None, bias, bits, layer.int_group_size, features
         )
         return out
 

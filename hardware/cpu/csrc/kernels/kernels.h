@@ -132,6 +132,32 @@ struct BlocksArgs {
   Element element;
 };
 
+// As GroupedArgs, with weights in tiles of 16 features (see tiled.cc).
+struct TiledGroupsArgs {
+  const void* x;  // [rows, x_stride], as Kernels::prepare_groups makes it, or Kernels::prepare
+  int64_t x_stride;            // in the former case `width`
+  const float* x_sums;         // [rows, groups]: of a group's values; null in the latter case
+  const uint8_t* codes;        // [tiles, 2 * bits * width]
+  const void* scales;          // [tiles, groups, 16]
+  const uint8_t* zero_points;  // [tiles, groups, 16]; null: 2 ** (bits - 1)
+  const void* bias;            // [features] or null
+  void* out;                   // [rows, features]
+  int64_t rows, features, size, width, bits;  // width: the next multiple of 8
+  int64_t group_size, groups;
+  int64_t features_per_item, rows_per_item;  // the former a multiple of 16
+  Element element;             // of scales, bias and out
+  bool is_prepared;            // by Kernels::prepare
+};
+
+struct PrepareGroupsArgs {
+  const void* x;  // [rows, x_stride]
+  int64_t x_stride;
+  void* out;    // [rows, width] of prepared_group_bytes(element) each, zeros past `size`
+  float* sums;  // [rows, groups]
+  int64_t size, width, bits, group_size, groups;
+  Element element;
+};
+
 // y[m, n] = x_scales[m] * weight_scales[n] * sum over k of x[m, k] * (codes[n, k] - 128), + bias[n]
 struct TiledBytesArgs {
   const int8_t* x;            // [rows, size], as Kernels::quantise_blocks makes it in one block
@@ -248,6 +274,11 @@ struct Kernels {
   void (*grouped_linear)(const GroupedArgs& args, int64_t first, int64_t last);
   void (*quantise_blocks)(const BlocksArgs& args, int64_t first, int64_t last);
   void (*tiled_linear)(const TiledArgs& args, int64_t first, int64_t last);
+  // As grouped_item: whether x is to be prepared by `prepare`, and not by `prepare_groups`.
+  ItemShape (*tiled_groups_item)(Element element, int64_t rows, bool& takes_prepared);
+  int64_t (*prepared_group_bytes)(Element element);  // of one prepared value
+  void (*prepare_groups)(const PrepareGroupsArgs& args, int64_t first, int64_t last);
+  void (*tiled_groups_linear)(const TiledGroupsArgs& args, int64_t first, int64_t last);
   void (*tiled_bytes_linear)(const TiledBytesArgs& args, int64_t first, int64_t last);
   void (*block_linear)(const BlockLinearArgs& args, int64_t first, int64_t last);
   void (*rms_norm)(const NormArgs& args, int64_t first, int64_t last);

@@ -159,8 +159,14 @@ void panels(const LinearArgs& args, const TakeRow& take_row, int64_t row, int64_
       const int64_t depth = args.size - begin < kPanelDepth ? args.size - begin : kPanelDepth;
       for (int tile = 0; tile < kPanelTiles; ++tile) {
         const int64_t top = first + tile * kLanes;
-        const auto take = [&](int64_t n, int64_t k, int64_t left) { return take_row(top + n, begin + k, left); };
-        pack_tile(take, features - tile * kLanes, depth, values + tile * kPanelDepth * kLanes);
+        BFloat16* to = values + tile * kPanelDepth * kLanes;
+        // A weight that lies in tiles is no more than made dense.
+        if constexpr (requires { take_row.tile(top, begin, depth, to); }) {
+          take_row.tile(top, begin, depth, to);
+        } else {
+          const auto take = [&](int64_t n, int64_t k, int64_t left) { return take_row(top + n, begin + k, left); };
+          pack_tile(take, features - tile * kLanes, depth, to);
+        }
       }
       const Panel panel{.values = values,
                         .first = first,

@@ -16,7 +16,6 @@ constexpr int64_t kSharedRows = 1 << 14;     // elements below which one thread 
 constexpr int64_t kTile = 16;                // features of a tile
 constexpr int64_t kTilesAtOnce = 4 * kTile;  // features that kernels take at once
 constexpr int64_t kStep = 4;                 // values of a row that kernels take at once
-constexpr int64_t kMostRowsPerItem = 256;
 
 const float* floats_of(const Tensor& tensor, int64_t count, const char* what) {
   STD_TORCH_CHECK(tensor.is_contiguous() && tensor.numel() == count && element_of(tensor, what) == Element::kFloat32,
@@ -44,12 +43,6 @@ BlocksArgs quantised(const Kernels& kernel, const Tensor& x, float scale, int64_
   };
   share(rows.count, rows.count * size < kSharedRows ? 1 : threads, kernel.quantise_blocks, args);
   return args;
-}
-
-// Few rows in one item, so that a weight is read once; many in blocks that the second cache holds, cut evenly.
-int64_t rows_per_item(int64_t rows) {
-  const int64_t blocks = std::max<int64_t>((rows + kMostRowsPerItem - 1) / kMostRowsPerItem, 1);
-  return std::max<int64_t>((rows + blocks - 1) / blocks, 1);
 }
 
 Tensor tiled_w8a8_linear(const Tensor& x, const Tensor& codes, const Tensor& weight_scale,
@@ -82,7 +75,7 @@ Tensor tiled_w8a8_linear(const Tensor& x, const Tensor& codes, const Tensor& wei
       .features = features,
       .size = size,
       .features_per_item = features_per_item(features, size, threads, kTilesAtOnce),
-      .rows_per_item = rows_per_item(num_rows),
+      .rows_per_item = rows_per_tiled_item(num_rows),
       .element = element,
   };
   share(num_items(args), threads, kernel.tiled_bytes_linear, args);
