@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
+from tests.unit.gguf_toys import write_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -363,6 +365,30 @@ def test_choices_that_a_checkpoint_or_a_hardware_has_not_are_refused(tmp_path: P
     for name, value in (("weights", "native"), ("activations", "int8")):
         report = check_checkpoint(folder, CheckOptions(hardware=ReferenceHardware(), **{name: value}))
         assert f"{name} '{value}' is not for hardware 'reference'; choices: auto" in report.refusals
+
+
+def test_blocks_that_run_as_they_lie_are_told_with_their_memory(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "toy.gguf"
+    write_model(path, "llama", Type.Q4_0, tied=True, others={"layers.0.mlp.up_proj": Type.Q5_0})
+    dense = json.loads(cli("check", str(path), "--json").out)
+    outcome = cli("check", str(path), "--weights", "native", "--json")
+    report = json.loads(outcome.out)
+    assert (outcome.code, report["runs"], report["parameters"]) == (0, True, dense["parameters"])
+    (said,) = report["notes"]
+    assert said.startswith("13 of 15 matrices run in the blocks they are stored in; the rest (1 Q4_0, 1 Q5_0)")
+    assert said.endswith("model.layers.0.mlp.gate_proj.weight, model.layers.0.mlp.up_proj.weight")
+    kept = [entry for entry in report["quantization"] if entry["scheme"].startswith("Q4_0, blocks of 32 as they lie")]
+    assert {entry["layers"]: entry["count"] for entry in kept} == {
+        "model.embed_tokens": 1,
+        "model.layers.*.mlp.down_proj": 2,
+        "model.layers.*.mlp.gate_up_proj": 1,
+        "model.layers.*.self_attn.o_proj": 2,
+        "model.layers.*.self_attn.qkv_proj": 2,
+    }
+    # 18 bytes for 32 values of 4 bytes, but for the layer that is dense.
+    assert report["weight_bytes"] < dense["weight_bytes"] / 2
+    refused = check_checkpoint(path, CheckOptions(hardware=ReferenceHardware(), weights="native"))
+    assert refused.refusals == ["weights 'native' is not for hardware 'reference'; choices: auto"]
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 import torch
 
+from trunnion.config import WEIGHTS
+from trunnion.errors import UnsupportedError
 from trunnion.interfaces.attention import AttentionSpec
 from trunnion.interfaces.hardware import EnvironmentProblem, Hardware
 from trunnion.ops.registry import OPERATORS
@@ -49,3 +54,14 @@ def test_unsupported_cases_have_reasons(hardware: Hardware) -> None:
     operators = (f"{operator}-{case}" for operator, cases in CASES.items() for case in cases)
     known = [*SPECS, *operators]
     assert not [key for key in refused if not any(is_case(key, name) for name in known)]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_ways_to_keep_weights_are_offered_or_refused_by_name(hardware: Hardware, weights: str) -> None:
+    """With the choices, before anything is loaded."""
+    if weights in hardware.weights_choices:
+        assert hardware.choosing(weights=weights).weights == weights
+        return
+    text = f"weights '{weights}' is not for hardware '{hardware.name}'; choices: {', '.join(hardware.weights_choices)}"
+    with pytest.raises(UnsupportedError, match=re.escape(text)):
+        hardware.choosing(weights=weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,15 +114,18 @@ def _halves(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, len(rows) // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def rounding(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`, whose linear layers and head round their input to int8 by blocks of 32, in this file's own words."""
+def rounding(model: PreTrainedModel, left_out: str) -> PreTrainedModel:
+    """`model`, whose linear layers and head round their input to int8 by blocks of 32, in this file's own words.
+
+    Those whose names match `left_out` do not.
+    """
 
     def by_blocks(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         blocks = inputs[0].reshape(-1, 32)
         step = blocks.abs().max(1, keepdim=True).values / 127
         return ((torch.round(blocks / step) * step).reshape(inputs[0].shape),)
 
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and re.fullmatch(left_out, name) is None:
             module.register_forward_pre_hook(by_blocks)
     return model

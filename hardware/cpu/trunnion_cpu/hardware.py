@@ -36,6 +36,7 @@ class CpuHardware(ReferenceHardware):
 
     name = "cpu"
     device_type = "cpu"
+    weights_choices = ("auto", "native")
     activations_choices = ("auto", "int8")
 
     def choosing(self, *, weights: str = "auto", activations: str = "auto") -> Hardware:

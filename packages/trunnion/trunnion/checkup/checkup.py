@@ -22,6 +22,7 @@ from trunnion.errors import TrunnionError
 from trunnion.hf_config import checkpoint_dtype
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import LoadsItself, ModelConfig
+from trunnion.interfaces.quantization import Quantization
 from trunnion.reference import ReferenceHardware
 from trunnion.runner import draft
 from trunnion.runner.groups import lay_out_groups
@@ -32,6 +33,7 @@ from trunnion.runner.load_model import (
     check_reach,
     check_weights,
 )
+from trunnion.weights.gguf_blocks import keep_blocks
 from trunnion.weights.name_map import WeightMap
 from trunnion.weights.plan import LoadPlan, describe_problems, draw_up
 from trunnion.weights.quantization_config import read_quantization
@@ -122,19 +124,24 @@ class _Checkup:
     def tell(self) -> None:
         """Raises what building the model raises."""
         report, source = self.report, self.opened.source
-        plain = self._build(self.found.model_class, self.config, self.weight_map, names=None)
-        names = None
-        if (quantization := read_quantization(self.opened.config)) is not None:
+        plain = self._build(self.found.model_class, self.config, None)
+        layers: Quantization | None = None
+        if source is not None and self.hardware.weights == "native" and Path(report.path).suffix == ".gguf":
+            kept, source = keep_blocks(source, self.weight_map)
+            layers = kept
+            report.notes.append(kept.describe())
+        elif (quantization := read_quantization(self.opened.config)) is not None:
             names = list(self.opened.names) if source is None else list(source.infos)
             if not names:
                 names = likely_names(plain, self.weight_map, quantization)
                 report.notes.append(GUESSED)
+            layers = self._layers(self.weight_map, names)
         report.parameters = num_parameters(plain)
         model = plain
         report.quantization = []
-        if names is not None:
-            model = self._build(self.found.model_class, self.config, self.weight_map, names=names)
-            report.quantization = quantized_layers(model, self._layers(self.weight_map, names))
+        if layers is not None:
+            model = self._build(self.found.model_class, self.config, layers)
+            report.quantization = quantized_layers(model, layers)
         report.weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         self._tell_plans(model)
         if isinstance(model, LoadsItself):
@@ -229,7 +236,7 @@ class _Checkup:
             config = head_class.config_class.from_hf(self.opened.config)
             weight_map = head_class.weight_map.for_config(config)
             names = None if source is None else list(source.infos)
-            model = self._build(head_class, config, weight_map, names=names)
+            model = self._build(head_class, config, None if names is None else self._layers(weight_map, names))
             draft.check_layers(model)
             shared = draft.modules_to_share(model, weight_map, names or ())
             own = num_parameters(model) - sum(num_parameters(model.get_submodule(module)) for module in shared)
@@ -240,11 +247,8 @@ class _Checkup:
         fits = None if plan is None else not plan.problems
         return [DraftFacts(head=name, parameters=own, in_checkpoint=fits, reason=None if fits else reason)]
 
-    def _build(
-        self, model_class: type[Any], config: ModelConfig, weight_map: WeightMap, *, names: Iterable[str] | None
-    ) -> nn.Module:
-        """On meta; quantised as the checkpoint's tensors `names` are, plain if there are none."""
-        layers = None if names is None else self._layers(weight_map, names)
+    def _build(self, model_class: type[Any], config: ModelConfig, layers: Quantization | None) -> nn.Module:
+        """On meta; plain if there are no quantised layers."""
         with torch.device("meta"), self.found.guard():
             model: nn.Module = model_class(config, self._ctx(layers))
         return model
@@ -253,7 +257,7 @@ class _Checkup:
         found = read_quantization(self.opened.config)
         return None if found is None else QuantizedLayers(found, weight_map, names)
 
-    def _ctx(self, layers: QuantizedLayers | None) -> BuildContext:
+    def _ctx(self, layers: Quantization | None) -> BuildContext:
         assert self.report.dtype is not None, "told before the way"
         return BuildContext(
             hardware=self.hardware,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from trunnion.checkup.facts import QuantizedFacts
-from trunnion.interfaces.quantization import MXFP4, W8A8, Activations, BlockFP8, Quantization, Scheme
+from trunnion.interfaces.quantization import MXFP4, W8A8, Activations, BlockFP8, GGUFBlocks, Quantization, Scheme
 from trunnion.interfaces.weights import placements_of
 from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
 from trunnion.weights.mxfp4_source import BLOCKS
@@ -42,6 +42,8 @@ def describe_scheme(scheme: Scheme | None) -> str:
         return f"{kind}, scales per {'row' if scheme.per_row else 'tensor'}; activations in {kind}, {activations}"
     if isinstance(scheme, MXFP4):
         return f"MXFP4, scales per {scheme.block} features of a row; made dense at load, and held in the model's dtype"
+    if isinstance(scheme, GGUFBlocks):
+        return f"{scheme.type.value}, blocks of {scheme.block} as they lie; activations in int8, by the same blocks"
     groups = "one group a row" if scheme.group_size is None else f"groups of {scheme.group_size}"
     zero = "zero points" if scheme.has_zero_points else "symmetric"
     order = ", in an order of its own" if scheme.is_ordered else ""
@@ -78,5 +80,6 @@ def num_parameters(model: nn.Module) -> int:
 def _prefixes(model: nn.Module) -> Iterator[str]:
     for module in model.modules():
         tied = isinstance(module, ParallelLMHead) and module.is_tied
-        if hasattr(module, "method") and not tied:
+        embeds_quantised = isinstance(module, VocabParallelEmbedding) and module.quantised_method is not None
+        if (hasattr(module, "method") and not tied) or embeds_quantised:
             yield str(module.prefix)

@@ -11,7 +11,7 @@ from trunnion.errors import UnsupportedError
 from trunnion.interfaces.methods import LinearMethod, LinearShape
 from trunnion.interfaces.quantization import GGUFBlocks
 from trunnion.interfaces.weights import Placement, add_parameter
-from trunnion.ops.gguf_blocks import block_linear, dequantise_blocks
+from trunnion.ops.gguf_blocks import DENSE_ELEMENTS, block_linear, dequantise_blocks
 from trunnion.reference.kept import keep
 
 
@@ -30,6 +30,8 @@ class GGUFBlockLinearMethod(LinearMethod):
         placements = block_placements(self.scheme, shape.placements, shape.prefix)
         add_parameter(layer, "weight", (rows, row_bytes), torch.uint8, placements)
         layer.dense_dtype, layer.num_features = shape.dtype, shape.out_features
+        # For `trunnion.reference.memory_profile`.
+        layer.get_parameter("weight").trunnion_dense_at_once = DENSE_ELEMENTS  # type: ignore[attr-defined]
 
     def finalize(self, layer: nn.Module) -> None:
         if layer.keeps_dense_weight:

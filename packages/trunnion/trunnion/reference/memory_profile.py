@@ -106,7 +106,12 @@ def _widest_row(model: nn.Module) -> int:
 def _largest_quantised(model: nn.Module) -> int:
     """Elements of the largest weight that is made dense in a step; experts are one at a time."""
     weights = (parameter for parameter in model.parameters() if parameter.dtype.itemsize == 1 and parameter.dim() > 1)
-    return max((weight.shape[-2:].numel() * _values(weight) for weight in weights), default=0)
+    return max((_at_once(weight, weight.shape[-2:].numel() * _values(weight)) for weight in weights), default=0)
+
+
+def _at_once(weight: torch.Tensor, whole: int) -> int:
+    """Of `whole` elements, those that its method makes dense together, if it says so."""
+    return min(whole, getattr(weight, "trunnion_dense_at_once", whole))
 
 
 def _values(weight: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,16 @@ from trunnion.interfaces.break_points import BreakableCollectives, BreakPoints
 from trunnion.interfaces.collectives import NoCollectives, ParallelGroup
 from trunnion.interfaces.hardware import Hardware
 from trunnion.interfaces.model import LoadsItself, Model, ModelConfig
+from trunnion.interfaces.quantization import Quantization
 from trunnion.runner import draft
 from trunnion.weights.checkpoint import Checkpoint, open_checkpoint
+from trunnion.weights.gguf_blocks import KeptBlocks, keep_blocks
 from trunnion.weights.loader import load_weights
 from trunnion.weights.name_map import WeightMap
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.quantization_of_layers import QuantizedLayers
 from trunnion.weights.report import WeightReport, first_names
+from trunnion.weights.source import WeightSource
 
 if TYPE_CHECKING:
     from trunnion.runner.model_executor import ModelExecutor
@@ -84,11 +88,12 @@ def load_model(
         # Its ranks are together already, and what is shared has its break points there.
         draft.check_model(model_config, dtype, target)
         breaks, parallel = target.breaks, target.parallel
+    quantization, source = how_weights_are_kept(checkpoint, weight_map, hardware.weights)
     ctx = BuildContext(
         hardware=hardware,
         dtype=dtype,
         parallel=parallel,
-        quantization=_quantization(checkpoint, weight_map),
+        quantization=quantization,
         max_model_len=config.limits.max_model_len,
         pooling=checkpoint.pooling,
         kv_cache_dtype=KV_CACHE_DTYPES.get(config.kv_cache_dtype),
@@ -107,7 +112,9 @@ def load_model(
     if isinstance(model, LoadsItself):
         report = model.load(checkpoint, **how)
     else:
-        report = load_weights(model, checkpoint.source, weight_map, shared_modules=shared, **how)
+        report = load_weights(model, source, weight_map, shared_modules=shared, **how)
+    if isinstance(quantization, KeptBlocks):
+        report = dataclasses.replace(report, notes=(*report.notes, f"weights: {quantization.describe()}"))
     check_cache_scales(str(checkpoint.path), checkpoint.config, ctx, report.defaults)
     return LoadedModel(
         model=model.eval(),
@@ -150,9 +157,19 @@ def _dtype(config: ExecutorConfig, checkpoint: Checkpoint, target: ModelExecutor
     return checkpoint_dtype(checkpoint.config)
 
 
-def _quantization(checkpoint: Checkpoint, weight_map: WeightMap) -> QuantizedLayers | None:
+def how_weights_are_kept(
+    checkpoint: Checkpoint, weight_map: WeightMap, weights: str
+) -> tuple[Quantization | None, WeightSource]:
+    """What its layers are told of the checkpoint's quantisation, and where their weights come from.
+
+    Args:
+        weights: of `trunnion.config.WEIGHTS`; "native" keeps blocks of GGUF as they lie.
+    """
+    if weights == "native" and checkpoint.path.suffix == ".gguf":
+        return keep_blocks(checkpoint.source, weight_map)
     found = read_quantization(checkpoint.config)
-    return None if found is None else QuantizedLayers(found, weight_map, checkpoint.source.infos)
+    layers = None if found is None else QuantizedLayers(found, weight_map, checkpoint.source.infos)
+    return layers, checkpoint.source
 
 
 def check_cache_scales(

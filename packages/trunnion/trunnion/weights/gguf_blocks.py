@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 from trunnion.interfaces.quantization import BlockType, GGUFBlocks
 from trunnion.weights.name_map import Ignored, Refused, WeightMap
 from trunnion.weights.report import first_names
-from trunnion.weights.source import TensorInfo
+from trunnion.weights.source import TensorInfo, WeightSource
 
 WEIGHT = ".weight"
 TYPES = {kind.value: kind for kind in BlockType}
@@ -43,6 +44,20 @@ class KeptBlocks:
             return line
         stored = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(self.others.values()).items()))
         return f"{line}; the rest ({stored}) are dequantised: {first_names(list(self.others))}"
+
+
+class BlockSource(WeightSource, Protocol):
+    """A source that holds blocks: a GGUF file."""
+
+    def keeping(self, names: Collection[str]) -> BlockSource:
+        """The same with the named matrices as rows of blocks."""
+        ...
+
+
+def keep_blocks(source: WeightSource, weight_map: WeightMap) -> tuple[KeptBlocks, WeightSource]:
+    """What of a GGUF file's `source` is kept as blocks for a family, and the source that yields these."""
+    kept = blocks_to_keep(source.infos, weight_map)
+    return kept, cast(BlockSource, source).keeping(kept.names)
 
 
 def blocks_to_keep(infos: Mapping[str, TensorInfo], weight_map: WeightMap) -> KeptBlocks:
