@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -163,3 +165,17 @@ def test_registers_are_dropped_after_their_last_use() -> None:
     most_alive.clear()
     torch.testing.assert_close(play(), x + 4)
     assert most_alive == [1, 1, 1, 1]
+
+
+def test_recording_imports_no_compiler() -> None:
+    """It would be most of what a start takes."""
+    program = """
+import sys, torch
+from trunnion_cpu.tape import TapeRecorder
+x = torch.ones(2)
+with torch.inference_mode(), TapeRecorder(arguments=(x,)) as recorder:
+    result = torch.cat([x, x]) + 1
+assert recorder.play(result)(x).tolist() == [2, 2, 2, 2]
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -65,6 +65,8 @@ class TapedRunner(Runner):
         self._token_sizes = taped_sizes(limits.max_num_tokens)
         self._logit_sizes = taped_sizes(limits.max_logits_rows)
         self._why_eager = "warm_up has not run"
+        # Here, because caches are not there yet: the largest weight is in memory twice meanwhile.
+        self._pages = to_large_pages([self.model])
         self._torch_works = not all(isinstance(group, NativeAttentionGroup) for group in groups)
         self._native_rows = 0
         """Tokens up to which no product of a step is torch's, if none is in the tapes."""
@@ -85,8 +87,7 @@ class TapedRunner(Runner):
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
         """Record every size once, on padding rows only."""
         report.implementations["native operators"] = native_state(self._native)
-        with torch.inference_mode(mode=False):
-            report.implementations["weights in large pages"] = to_large_pages([self.model])
+        report.implementations["weights in large pages"] = self._pages
         if self._activations != "auto":
             num_layers = num_tiled_layers(self.model, quantises_rows=True)
             where = f"by blocks, in {num_layers} linear layers in 4 or 8 bits by groups"

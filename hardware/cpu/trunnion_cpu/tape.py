@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 from trunnion.errors import UnsupportedError
 from trunnion.interfaces.break_points import BreakKind
@@ -53,6 +52,11 @@ class TapeRecorder(TorchDispatchMode):
         # A tensor that is gone may give its id to another one.
         self._alive: list[Any] = list(self.arguments)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports all of its compiler at the first operator, half a second and 50 MB, to pass this by."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -78,24 +82,29 @@ class TapeRecorder(TorchDispatchMode):
         return _compile(self.calls, [f"a{index}" for index in range(len(self.arguments))], self._names[id(result)])
 
     def _note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        args, kwargs = tree_map(self._named, args), tree_map(self._named, kwargs)
+        args = tuple(self._named(value) for value in args)
+        kwargs = {key: self._named(value) for key, value in kwargs.items()}
         outputs = list(result) if isinstance(result, tuple | list) else [result]
         names = []
         for output in outputs:
             self._alive.append(output)
             names.append(f"v{len(self._alive)}")
             self._names[id(output)] = names[-1]
-        reads = {leaf.name for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, _Register)}
+        reads = {leaf.name for leaf in _leaves((args, kwargs)) if isinstance(leaf, _Register)}
         self.calls.append(_Call(function, args, kwargs, names, isinstance(result, tuple | list), reads))
 
     def _named(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and id(value) in self._names:
             return _Register(self._names[id(value)])
+        if isinstance(value, tuple | list):
+            named = [self._named(item) for item in value]
+            return tuple(named) if isinstance(value, tuple) else named
+        assert not isinstance(value, Mapping), "a mapping among the arguments: tensors in it would not be seen"
         self._alive.append(value)
         return value
 
     def _reads(self, arguments: Any) -> bool:
-        return any(id(leaf) in self._names for leaf in tree_flatten(arguments)[0] if isinstance(leaf, torch.Tensor))
+        return any(id(leaf) in self._names for leaf in _leaves(arguments) if isinstance(leaf, torch.Tensor))
 
     @staticmethod
     def _is_view(func: Any, arguments: Any, result: Any) -> bool:
@@ -106,7 +115,18 @@ class TapeRecorder(TorchDispatchMode):
 
 
 def _storages(values: Any) -> set[int]:
-    return {leaf.untyped_storage()._cdata for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)}
+    return {leaf.untyped_storage()._cdata for leaf in _leaves(values) if isinstance(leaf, torch.Tensor)}
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is no container, in order."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(tuple(value.values()))
+    else:
+        yield value
 
 
 class _Paused:

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from trunnion.errors import UnsupportedError, WeightsError
 from trunnion.hf_config import read_json_object
+from trunnion.weights.mapped_file import MappedFile
 from trunnion.weights.quantization import refuse_quantized_folder, refuse_quantized_names, with_settings_file
 from trunnion.weights.quantization_config import read_quantization
 from trunnion.weights.report import first_names
-from trunnion.weights.safetensors_header import TORCH_DTYPES, read_header
+from trunnion.weights.safetensors_header import TORCH_DTYPES, HeaderEntry, read_header
 from trunnion.weights.source import TensorInfo
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -40,7 +40,7 @@ class SafetensorsSource:
         is_quantized = read_quantization(config) is not None
         weight_map = read_index(folder)
         files = _files_without_index(folder) if weight_map is None else sorted(set(weight_map.values()))
-        self._names: dict[Path, list[str]] = {}
+        self._entries: dict[Path, dict[str, HeaderEntry]] = {}
         self._infos: dict[str, TensorInfo] = {}
         _check_present(folder, files, weight_map)
         for file in files:
@@ -60,17 +60,19 @@ class SafetensorsSource:
 
     def tensors(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """The named tensors, file by file in file order."""
-        for path, stored in self._names.items():
+        for path, stored in self._entries.items():
             wanted = [name for name in stored if name in names]
             if not wanted:
                 continue
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in wanted:
-                    yield name, file.get_tensor(name)
+            file = MappedFile(path)
+            for name in wanted:
+                yield name, file.tensor(name, stored[name])
+                # Else a whole checkpoint would be in memory twice by the time that it is loaded.
+                file.give_back(stored[name])
 
     def _add_file(self, path: Path) -> None:
         header = read_header(path)
-        self._names[path] = list(header)
+        self._entries[path] = header
         for name, entry in header.items():
             if name in self._infos:
                 raise WeightsError(f"duplicated tensor {name!r}: in {self._infos[name].file} and in {path.name}")
