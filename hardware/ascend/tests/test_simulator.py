@@ -7,12 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-
-simulator = pytest.importorskip("ascend_simulator")
-try:
-    SIMULATION = simulator.simulation()
-except LookupError:
-    pytest.skip("there is a real device", allow_module_level=True)
+from hardware.ascend.tests.simulated import SIMULATION
 
 DEVICE = torch.device("npu", 0)
 

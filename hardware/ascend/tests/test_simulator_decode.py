@@ -6,12 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-
-simulator = pytest.importorskip("ascend_simulator")
-try:
-    SIMULATION = simulator.simulation()
-except LookupError:
-    pytest.skip("there is a real device", allow_module_level=True)
+from hardware.ascend.tests.simulated import SIMULATION
 
 torch_npu = pytest.importorskip("torch_npu")
 

@@ -10,13 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hardware.ascend.tests.simulated import SIMULATION
 from torch.nn import functional
-
-simulator = pytest.importorskip("ascend_simulator")
-try:
-    SIMULATION = simulator.simulation()
-except LookupError:
-    pytest.skip("there is a real device", allow_module_level=True)
 
 Make = Callable[..., torch.Tensor]
 

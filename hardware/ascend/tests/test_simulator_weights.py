@@ -7,13 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hardware.ascend.tests.near import assert_near
+from hardware.ascend.tests.simulated import SIMULATION
 from torch.nn import functional
-
-simulator = pytest.importorskip("ascend_simulator")
-try:
-    SIMULATION = simulator.simulation()
-except LookupError:
-    pytest.skip("there is a real device", allow_module_level=True)
 
 torch_npu = pytest.importorskip("torch_npu")
 

@@ -6,15 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hardware.ascend.tests.simulated import SIMULATION
 
 from trunnion_ascend.capture import NpuCapture, NpuSegment
 from trunnion_ascend.task_updates import CallsAtOnce, TaskUser
-
-simulator = pytest.importorskip("ascend_simulator")
-try:
-    SIMULATION = simulator.simulation()
-except LookupError:
-    pytest.skip("there is a real device", allow_module_level=True)
 
 DEVICE = torch.device("npu", 0)
 CALLS = 3
