@@ -57,6 +57,12 @@ void destroy_executable(const PjrtClient& client, PJRT_LoadedExecutable* executa
   client.api().PJRT_LoadedExecutable_Destroy(&call);
 }
 
+void destroy_program(const PjrtClient& client, PJRT_Executable* program) {
+  auto call = TRN_PJRT_ARGUMENTS(PJRT_Executable_Destroy_Args);
+  call.executable = program;
+  client.api().PJRT_Executable_Destroy(&call);
+}
+
 std::shared_ptr<PjrtClient> PjrtClient::of_plugin(const std::string& path) {
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<PjrtClient>> clients;
@@ -185,18 +191,19 @@ std::string PjrtClient::topology() const {
   return text.append("sha256 ").append(hash);
 }
 
-std::string PjrtClient::serialize(const PjrtExecutable& executable) const {
-  expect(api_->PJRT_Executable_Serialize != nullptr, "PJRT_Executable_Serialize");
+PjrtProgram PjrtClient::program_of(const PjrtExecutable& executable) const {
   auto get = TRN_PJRT_ARGUMENTS(PJRT_LoadedExecutable_GetExecutable_Args);
   get.loaded_executable = executable.get();
   check(api_->PJRT_LoadedExecutable_GetExecutable(&get), "asking for a program");
+  return {shared_from_this(), get.executable};
+}
+
+std::string PjrtClient::serialize(const PjrtExecutable& executable) const {
+  expect(api_->PJRT_Executable_Serialize != nullptr, "PJRT_Executable_Serialize");
+  const PjrtProgram program = program_of(executable);
   auto call = TRN_PJRT_ARGUMENTS(PJRT_Executable_Serialize_Args);
-  call.executable = get.executable;
-  PJRT_Error* error = api_->PJRT_Executable_Serialize(&call);
-  auto destroy = TRN_PJRT_ARGUMENTS(PJRT_Executable_Destroy_Args);
-  destroy.executable = get.executable;
-  api_->PJRT_Executable_Destroy(&destroy);
-  check(error, "serializing a program");
+  call.executable = program.get();
+  check(api_->PJRT_Executable_Serialize(&call), "serializing a program");
   std::string bytes(call.serialized_bytes, call.serialized_bytes_size);
   call.serialized_executable_deleter(call.serialized_executable);
   return bytes;
@@ -213,16 +220,10 @@ PjrtExecutable PjrtClient::load(const std::string& bytes) const {
 }
 
 size_t PjrtClient::num_outputs(const PjrtExecutable& executable) const {
-  auto get = TRN_PJRT_ARGUMENTS(PJRT_LoadedExecutable_GetExecutable_Args);
-  get.loaded_executable = executable.get();
-  check(api_->PJRT_LoadedExecutable_GetExecutable(&get), "asking for a program");
+  const PjrtProgram program = program_of(executable);
   auto call = TRN_PJRT_ARGUMENTS(PJRT_Executable_NumOutputs_Args);
-  call.executable = get.executable;
-  PJRT_Error* error = api_->PJRT_Executable_NumOutputs(&call);
-  auto destroy = TRN_PJRT_ARGUMENTS(PJRT_Executable_Destroy_Args);
-  destroy.executable = get.executable;
-  api_->PJRT_Executable_Destroy(&destroy);
-  check(error, "asking for a program's outputs");
+  call.executable = program.get();
+  check(api_->PJRT_Executable_NumOutputs(&call), "asking for a program's outputs");
   return call.num_outputs;
 }
 

@@ -38,8 +38,11 @@ class PjrtHandle {
 
 void destroy_buffer(const PjrtClient& client, PJRT_Buffer* buffer);
 void destroy_executable(const PjrtClient& client, PJRT_LoadedExecutable* executable);
+void destroy_program(const PjrtClient& client, PJRT_Executable* program);
 using PjrtBuffer = PjrtHandle<PJRT_Buffer, destroy_buffer>;
 using PjrtExecutable = PjrtHandle<PJRT_LoadedExecutable, destroy_executable>;
+// An executable without the devices that it is loaded on.
+using PjrtProgram = PjrtHandle<PJRT_Executable, destroy_program>;
 
 class PjrtClient : public std::enable_shared_from_this<PjrtClient> {
  public:
@@ -72,6 +75,7 @@ class PjrtClient : public std::enable_shared_from_this<PjrtClient> {
 
  private:
   explicit PjrtClient(const std::string& path);
+  PjrtProgram program_of(const PjrtExecutable& executable) const;
   void wait(PJRT_Event* event, const char* what) const;
   // Throws Refused if the plugin lacks an optional function.
   void expect(bool has, const char* function) const;
