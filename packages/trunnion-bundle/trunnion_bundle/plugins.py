@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,9 +203,10 @@ def _library(libraries: Mapping[str, str], folder: Path) -> Path:
 
 def _api(path: Path) -> _Api:
     try:
-        library = ctypes.CDLL(str(path))
+        content = path.read_bytes()
     except OSError as error:
-        raise BundleError(f"plugin {path.name} cannot be loaded: {error}") from None
+        raise BundleError(f"plugin {path.name} cannot be read: {error.strerror}") from None
+    library = _open(content, path.name)
     try:
         get = library.trn_plugin_get_api
     except AttributeError:
@@ -216,4 +219,21 @@ def _api(path: Path) -> _Api:
         raise BundleError(
             f"plugin {path.name} has version {version} of the plugins' interface, this program has {ABI_VERSION}"
         )
-    return found.contents
+    api = found.contents
+    if not (api.name and api.open and api.run and api.close):
+        raise BundleError(f"plugin {path.name} has an interface with fields that are null")
+    return api
+
+
+@functools.cache
+def _open(content: bytes, name: str) -> ctypes.CDLL:
+    """A library of these bytes: the dynamic linker knows libraries by their path, and would give a replaced one."""
+    file = os.memfd_create(name)
+    try:
+        with open(file, "wb", closefd=False) as copy:
+            copy.write(content)
+        # The descriptor stays open: its number is the library's name.
+        return ctypes.CDLL(f"/proc/self/fd/{file}")
+    except OSError as error:
+        os.close(file)
+        raise BundleError(f"plugin {name} cannot be loaded: {error}") from None

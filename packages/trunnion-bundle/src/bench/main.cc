@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
+#include "bench/json_file.h"
 #include "bench/load.h"
 #include "bench/options.h"
 #include "bench/request_file.h"
@@ -16,10 +18,10 @@ namespace {
 using namespace trunnion::bundle;
 using nlohmann::json;
 
-// User and system time of a process so far, seconds.
-double processor_seconds(int64_t pid) {
-  if (pid == 0) return 0;
+// User and system time of a process so far, seconds; nothing if there is no such process.
+std::optional<double> processor_seconds(int64_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  if (!file) return std::nullopt;
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   // The name may have spaces; it ends with the last parenthesis. Times are the 12th and 13th word behind it.
   std::istringstream words(text.substr(std::min(text.size(), text.rfind(')') + 1)));
@@ -39,7 +41,7 @@ double percentile(const std::vector<double>& ascending, double share) {
 json measure(Connections& connections, const RequestFile& file, const BenchOptions& options, int64_t rows, const LoadPlan& plan) {
   const auto request = file.request(options.model, rows);
   file.check(connections.ask(request), rows);
-  std::vector<double> processor;
+  std::vector<std::optional<double>> processor;
   const LoadResult result = connections.run(request, plan, [&] { processor.push_back(processor_seconds(options.server_pid)); });
   const auto count = static_cast<double>(result.latencies.size());
   json line = {{"rows", rows}, {"errors", result.errors}, {"requests", result.latencies.size()}, {"seconds", result.seconds}};
@@ -57,7 +59,7 @@ json measure(Connections& connections, const RequestFile& file, const BenchOptio
   line["rows_per_second"] = count / result.seconds * static_cast<double>(rows);
   line["p50_ms"] = percentile(result.latencies, 0.5);
   line["p99_ms"] = percentile(result.latencies, 0.99);
-  if (options.server_pid != 0 && processor.size() == 2) line["server_cpu_us_per_request"] = (processor[1] - processor[0]) / count * 1e6;
+  if (processor.size() == 2 && processor[0] && processor[1]) line["server_cpu_us_per_request"] = (*processor[1] - *processor[0]) / count * 1e6;
   return line;
 }
 
@@ -75,6 +77,9 @@ void print(const json& line) {
 }
 
 int bench(const BenchOptions& options) {
+  if (options.server_pid != 0 && !processor_seconds(options.server_pid)) {
+    throw std::runtime_error("--server-pid is " + std::to_string(options.server_pid) + ", there is no such process");
+  }
   const RequestFile file(options.request);
   const auto connections = connect(options.server, options.channels);
   json runs = json::array(), best = json::object();
@@ -98,7 +103,7 @@ int bench(const BenchOptions& options) {
   }
   if (!options.json.empty()) {
     const json all = {{"model", options.model}, {"p99_bound_ms", options.p99_ms}, {"runs", runs}, {"best", best}};
-    std::ofstream(options.json) << all.dump(2) << "\n";
+    write_json(options.json, all);
   }
   return is_void ? 1 : 0;
 }

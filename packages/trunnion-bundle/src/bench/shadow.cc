@@ -2,7 +2,9 @@
 
 #include <google/protobuf/io/zero_copy_stream_impl.h>
 #include <google/protobuf/util/delimited_message_util.h>
+#include <grpcpp/support/status_code_enum.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "bench/json_file.h"
 #include "bench/load.h"
 #include "bundle/contract.h"
 #include "steps/elements.h"
@@ -72,21 +75,29 @@ Tensor tensor_of(const inference::ModelInferResponse& response, const TensorSpec
   throw std::runtime_error("no output " + spec.name + " of dtype " + name_of(spec.dtype) + " with as many bytes as its shape has");
 }
 
+// Of a wrong request, or for what is not served; any other code says that a server failed, or that there is none.
+bool is_refusal(int code) {
+  return code == grpc::StatusCode::INVALID_ARGUMENT || code == grpc::StatusCode::NOT_FOUND;
+}
+
+bool is_asked(const inference::ModelInferRequest& request, const std::string& output) {
+  const auto& asked = request.outputs();
+  return asked.empty() || std::any_of(asked.begin(), asked.end(), [&](const auto& one) { return one.name() == output; });
+}
+
 // How the shadow's answer differs from the reference's, or "".
-std::string compare(const AskedAnswer& found, const AskedAnswer& wanted, const SignatureSpec& signature) {
+std::string compare(const inference::ModelInferRequest& request, const AskedAnswer& found, const AskedAnswer& wanted,
+                    const SignatureSpec& signature) {
   if (found.code != wanted.code) {
     return "the shadow answers " + found.status + ", the reference " + wanted.status;
   }
-  // Refused by both alike.
-  if (wanted.code != 0) return "";
+  if (wanted.code != 0) return is_refusal(wanted.code) ? "" : "neither answers: the reference " + wanted.status + ", the shadow " + found.status;
   try {
-    for (const auto& output : wanted.response.outputs()) {
-      for (const TensorSpec& spec : signature.outputs) {
-        if (spec.name != output.name()) continue;
-        const Tensor reference = tensor_of(wanted.response, spec), tensor = tensor_of(found.response, spec);
-        if (tensor.dims != reference.dims) return "output " + spec.name + " has another shape";
-        if (const std::string text = difference(tensor, reference, spec); !text.empty()) return text;
-      }
+    for (const TensorSpec& spec : signature.outputs) {
+      if (!is_asked(request, spec.name)) continue;
+      const Tensor reference = tensor_of(wanted.response, spec), tensor = tensor_of(found.response, spec);
+      if (tensor.dims != reference.dims) return "output " + spec.name + " has another shape";
+      if (const std::string text = difference(tensor, reference, spec); !text.empty()) return text;
     }
   } catch (const std::runtime_error& error) {
     return error.what();
@@ -121,19 +132,22 @@ int shadow(const BenchOptions& options) {
     }
     const SignatureSpec& signature = signature_of(contract, request);
     const AskedAnswer wanted = reference->try_ask(request), found = other->try_ask(request);
-    if (const std::string text = compare(found, wanted, signature); !text.empty()) {
+    if (const std::string text = compare(request, found, wanted, signature); !text.empty()) {
       note(summary, index, request, text);
     } else if (wanted.code != 0) {
       summary["refused_by_both"] = summary["refused_by_both"].get<int64_t>() + 1;
     }
   }
   if (index == 0) throw std::runtime_error(options.recorded.string() + " has no requests");
+  if (summary["refused_by_both"] == index) {
+    throw std::runtime_error("both servers refuse all " + std::to_string(index) + " requests of " + options.recorded.string() + ": nothing was compared");
+  }
   summary["requests"] = index;
   const auto different = summary["different"].get<int64_t>();
   std::printf("%lld requests, %lld different, %lld refused by both\n", static_cast<long long>(index), static_cast<long long>(different),
               static_cast<long long>(summary["refused_by_both"].get<int64_t>()));
   if (different > 0) std::printf("first: request %s\n", summary["first"].dump().c_str());
-  if (!options.json.empty()) std::ofstream(options.json) << summary.dump(2) << "\n";
+  if (!options.json.empty()) write_json(options.json, summary);
   return different > 0 ? 1 : 0;
 }
 

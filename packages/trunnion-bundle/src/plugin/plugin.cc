@@ -17,7 +17,9 @@
 namespace trunnion::bundle {
 namespace {
 
-using ErrorText = std::array<char, 1024>;
+constexpr size_t kLongestError = 1024;
+// One longer than plugins are told, so that it ends whatever they write.
+using ErrorText = std::array<char, kLongestError + 1>;
 
 std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -56,6 +58,9 @@ const trn_plugin_api& api_of(const std::filesystem::path& path, const std::strin
   if (api == nullptr || api->abi_version != TRN_PLUGIN_ABI_VERSION || api->struct_size != sizeof(trn_plugin_api)) {
     throw BundleError("plugin " + title + " has version " + (api == nullptr ? "none" : std::to_string(api->abi_version)) +
                       " of the plugins' interface, this program has " + std::to_string(TRN_PLUGIN_ABI_VERSION));
+  }
+  if (api->name == nullptr || api->open == nullptr || api->run == nullptr || api->close == nullptr) {
+    throw BundleError("plugin " + title + " has an interface with fields that are null");
   }
   return *api;
 }
@@ -105,7 +110,7 @@ std::vector<trn_plugin_bytes> views_of(const std::vector<std::string>& strings) 
 Plugin::Plugin(const std::filesystem::path& path, const std::string& configuration)
     : api_(api_of(path, path.filename().string())), title_(std::string(api_.name) + " (" + path.filename().string() + ")") {
   ErrorText error{};
-  if (api_.open(configuration.c_str(), &plugin_, error.data(), error.size()) != TRN_PLUGIN_OK) {
+  if (api_.open(configuration.c_str(), &plugin_, error.data(), kLongestError) != TRN_PLUGIN_OK) {
     throw BundleError("plugin " + title_ + " cannot be opened: " + error.data());
   }
 }
@@ -129,7 +134,7 @@ std::vector<Tensor> Plugin::run(std::span<const Tensor* const> inputs, int32_t n
                              .context = &asked,
                              .allocate = allocate};
   ErrorText error{};
-  const trn_plugin_status status = api_.run(plugin_, &call, error.data(), error.size());
+  const trn_plugin_status status = api_.run(plugin_, &call, error.data(), kLongestError);
   if (!asked.problem.empty()) throw PluginFailed("plugin " + title_ + ": " + asked.problem);
   if (status == TRN_PLUGIN_REFUSED) throw InvalidRequest("plugin " + title_ + ": " + error.data());
   if (status != TRN_PLUGIN_OK) throw PluginFailed("plugin " + title_ + " failed: " + error.data());

@@ -42,7 +42,7 @@ int serve(const Options& options, const sigset_t& signals) {
     return repository.is_ready() ? 0 : 1;
   }
   std::optional<Recorder> recorder;
-  if (!options.record.empty()) recorder.emplace(options.record, options.record_limit);
+  if (!options.record.empty()) recorder.emplace(options.record, options.record_limit, log_line);
   ModelService service(repository, recorder ? &*recorder : nullptr);
   const auto grpc = start_grpc(service, options.host, options.grpc_port, options.max_message_bytes);
   const auto http = start_http(service, options.host, options.http_port, options.max_message_bytes);

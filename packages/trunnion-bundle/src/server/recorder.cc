@@ -3,6 +3,7 @@
 #include <google/protobuf/util/delimited_message_util.h>
 
 #include <stdexcept>
+#include <utility>
 
 #include "open_inference.pb.h"
 #include "server/model_service.h"
@@ -38,7 +39,8 @@ inference::ModelInferRequest message_of(const Call& call, std::span<const WireTe
 
 }  // namespace
 
-Recorder::Recorder(const std::filesystem::path& path, int64_t limit) : file_(path, std::ios::binary | std::ios::trunc), left_(limit) {
+Recorder::Recorder(const std::filesystem::path& path, int64_t limit, std::function<void(const std::string&)> log)
+    : path_(path), log_(std::move(log)), file_(path, std::ios::binary | std::ios::trunc), left_(limit) {
   if (!file_) throw std::runtime_error("requests cannot be recorded: " + path.string() + " cannot be written");
 }
 
@@ -46,8 +48,9 @@ void Recorder::add(const Call& call, std::span<const WireTensor> inputs) {
   const std::lock_guard lock(mutex_);
   if (left_ == 0) return;
   --left_;
-  google::protobuf::util::SerializeDelimitedToOstream(message_of(call, inputs), &file_);
-  file_.flush();
+  if (google::protobuf::util::SerializeDelimitedToOstream(message_of(call, inputs), &file_) && file_.flush()) return;
+  left_ = 0;
+  log_(path_.string() + " cannot be written: requests are recorded no more");
 }
 
 }  // namespace trunnion::bundle

@@ -8,6 +8,9 @@
 #ifndef VERSION
 #define VERSION TRN_PLUGIN_ABI_VERSION
 #endif
+#ifndef CLOSE
+#define CLOSE close_plugin
+#endif
 #ifndef SALT
 #define SALT 0
 #endif
@@ -38,6 +41,10 @@ static trn_plugin_status run_plugin(trn_plugin *plugin, const trn_plugin_call *c
     snprintf(error, error_size, "a disk is full");
     return TRN_PLUGIN_FAILED;
   }
+  if (is && strcmp(fault, "endless") == 0) {
+    memset(error, 'e', error_size);
+    return TRN_PLUGIN_FAILED;
+  }
   if (is && strcmp(fault, "refuses") == 0) {
     snprintf(error, error_size, "99 is too many");
     return TRN_PLUGIN_REFUSED;
@@ -60,8 +67,8 @@ static trn_plugin_status run_plugin(trn_plugin *plugin, const trn_plugin_call *c
   return TRN_PLUGIN_OK;
 }
 
-static void close_plugin(trn_plugin *plugin) { free(plugin); }
+static inline void close_plugin(trn_plugin *plugin) { free(plugin); }
 
-static const trn_plugin_api kApi = {VERSION, sizeof(trn_plugin_api), "faulty", open_plugin, run_plugin, close_plugin};
+static const trn_plugin_api kApi = {VERSION, sizeof(trn_plugin_api), "faulty", open_plugin, run_plugin, CLOSE};
 
 const trn_plugin_api *trn_plugin_get_api(void) { return &kApi; }

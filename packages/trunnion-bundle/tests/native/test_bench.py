@@ -84,3 +84,11 @@ def test_a_server_that_is_gone_is_no_figure(programs: Path, tmp_path: Path) -> N
         assert server.stop() == 0
         done, found = bench(programs, server, bundle)
         assert done.returncode == 2 and not found
+
+
+def test_a_process_that_is_not_there_costs_nothing_but_is_named(programs: Path, tmp_path: Path) -> None:
+    bundle = write_echo(tmp_path / "echo")
+    with serving(programs, bundle) as server:
+        done, found = bench(programs, server, bundle, "--server-pid", "999999999")
+    assert (done.returncode, found) == (2, {})
+    assert "--server-pid is 999999999, there is no such process" in done.stderr

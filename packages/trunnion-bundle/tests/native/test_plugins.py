@@ -151,6 +151,7 @@ def test_plugins_run_only_where_they_are_allowed(
 
 FAULTS = {
     "fails": "faulty (it.so) failed: a disk is full",
+    "endless": "faulty (it.so) failed: " + "e" * 1024,
     "nothing": "faulty (it.so) made no output 0",
     "rows": "output 0 is INT64 [4, 2], the step declares INT64 [batch, 2], batch 3",
     "columns": "output 0 is INT64 [3, 3], the step declares INT64 [batch, 2], batch 3",
@@ -202,9 +203,10 @@ def test_a_fault_is_an_error_with_the_plugins_name(faulty_server: Any, fault: st
     [
         (("-DVERSION=7",), "", "it.so has version 7 of the plugins' interface, this program has 1"),
         ((), "closed", "faulty (it.so) cannot be opened: it is closed today"),
+        (("-DCLOSE=NULL",), "", "plugin it.so has an interface with fields that are null"),
         (("-Dtrn_plugin_get_api=other",), "", "it.so exports no trn_plugin_get_api"),
     ],
-    ids=["version", "closed", "no-plugin"],
+    ids=["version", "closed", "null", "no-plugin"],
 )
 def test_what_is_no_plugin_of_ours_is_not_loaded(
     programs: Path, tmp_path: Path, compile_c: Compile, flags: tuple[str, ...], configuration: str, text: str
@@ -243,3 +245,13 @@ def test_a_library_that_was_replaced_is_the_one_that_runs(programs: Path, tmp_pa
         shutil.move(tmp_path / "new", folder)
         wait_for(lambda: server.metric("bundle_loads_total", model="faulty", result="ok") == 2, 20, "the new one")
         assert ask(server, "faulty", EXAMPLE).as_numpy("y")[0].tolist() == [2, 3]
+
+
+def test_a_library_that_was_replaced_is_the_one_that_python_runs(tmp_path: Path, compile_c: Compile) -> None:
+    answers = []
+    for flags in ((), ("-DSALT=2",)):
+        folder = write_faulty(tmp_path / "new", compile_c("tests/native/faulty_plugin.c", *flags), "")
+        shutil.rmtree(tmp_path / "faulty", ignore_errors=True)
+        folder.rename(tmp_path / "faulty")
+        answers.append(trunnion_bundle.load(tmp_path / "faulty", allow_plugins=True)(x=EXAMPLE)["y"][0].tolist())
+    assert answers == [[0, 1], [2, 3]]

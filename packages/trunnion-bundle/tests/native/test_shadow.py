@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -78,6 +82,57 @@ def test_an_answer_that_only_one_gives_is_a_difference(programs: Path, recorded:
         code, found, _ = shadow(programs, server.grpc, other.grpc, file, bundle)
     assert code == 1 and found["different"] == 3
     assert "the shadow answers 5: model echo is not served, the reference OK" in found["first"]["difference"]
+
+
+def test_servers_that_do_not_answer_are_not_equal(programs: Path, recorded: Any) -> None:
+    server, file, bundle = recorded
+    nobody = "127.0.0.1:1"
+    code, found, _ = shadow(programs, nobody, nobody, file, bundle)
+    assert (code, found["different"], found["refused_by_both"]) == (1, 3, 0)
+    assert "neither answers: the reference 14" in found["first"]["difference"]
+    with answering_nothing() as empty:
+        code, found, _ = shadow(programs, empty, empty, file, bundle)
+    assert (code, found["different"]) == (1, 3)
+    assert "no output y of dtype FP32" in found["first"]["difference"]
+    assert server.process.poll() is None
+
+
+@contextmanager
+def answering_nothing() -> Iterator[str]:
+    """Where a server answers every call with an empty message."""
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelInfer": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_requests_that_both_refuse_compare_nothing(programs: Path, recorded: Any, tmp_path: Path) -> None:
+    _, file, bundle = recorded
+    other_bundle = write_sim(tmp_path / "repository" / "other" / "1")
+    with serving(programs, other_bundle.parents[1]) as other:
+        code, found, text = shadow(programs, other.grpc, other.grpc, file, bundle)
+    assert (code, found) == (2, {}) and "both servers refuse all 3 requests" in text
+
+
+def test_a_file_that_takes_no_more_requests_is_said_once(programs: Path, tmp_path: Path) -> None:
+    with serving(programs, write_echo(tmp_path / "echo"), "--record", "/dev/full") as server:
+        for _ in range(3):
+            ask(server, np.ones((1, 2), np.float32))
+        server.wait_for_line("/dev/full cannot be written")
+        assert sum("cannot be written" in line for line in server.lines) == 1
+
+
+def test_a_summary_that_cannot_be_written_is_an_error(programs: Path, recorded: Any, tmp_path: Path) -> None:
+    server, file, bundle = recorded
+    words = ("--shadow", server.grpc, "--recorded", file, "--bundle", bundle, "--json", tmp_path / "none" / "x.json")
+    command = [str(word) for word in (programs / "trunnion-bench-bundle", server.grpc, *words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "x.json cannot be written" in done.stderr
 
 
 def test_as_many_are_recorded_as_were_asked_for(programs: Path, tmp_path: Path) -> None:
