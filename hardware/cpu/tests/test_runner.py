@@ -16,6 +16,7 @@ from trunnion.contract import COUNT_FIELDS, BatchCounts, Limits
 from trunnion.runner.model_executor import ModelExecutor
 from trunnion_cpu.methods import MOST_ROWS
 from trunnion_cpu.native import Native, native
+from trunnion_cpu.packed_weights import PAYS
 from trunnion_cpu.runner import MAX_TAPED_TOKENS, taped_sizes
 from trunnion_cpu.torch_work import is_torch_work
 
@@ -90,6 +91,24 @@ def fill(executor: ModelExecutor, contexts: list[int], query: int = 1, buffer_se
     for index, name in enumerate(COUNT_FIELDS):
         lent.counts[index] = getattr(counts, name)
     return counts
+
+
+@pytest.mark.skipif(not isinstance(native(), Native), reason="no native operators")
+def test_the_report_says_what_is_packed(folder: Path) -> None:
+    """In bfloat16; the report says what is packed: q, k, v as one, o, gate and up as one, down."""
+    made = ModelExecutor.create(ExecutorConfig(model=folder, hardware="cpu", dtype="bfloat16", limits=LIMITS))
+    made.allocate_kv_cache([64 * 8 // BLOCK + 1])
+    fill(made, [0, 0, 0], query=5)
+    eager = made.execute_set(0).logits.clone()
+    line = made.warm_up().implementations["weights packed for products"]
+    fill(made, [0, 0, 0], query=5)
+    torch.testing.assert_close(made.execute_set(0).logits, eager, rtol=2e-2, atol=2e-2)
+    found = native()
+    if not isinstance(found, Native) or found.isa not in PAYS:
+        assert line.startswith("no: ")
+    else:
+        packed = 2 * (3 + 1 + 2 + 1) * HIDDEN * HIDDEN * 2
+        assert line == f"{packed:,} bytes; 1 kept: its rows are read elsewhere"
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 12, 64, 100])

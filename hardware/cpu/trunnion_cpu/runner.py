@@ -18,9 +18,10 @@ from trunnion.runner.buckets import ladder
 from trunnion_cpu.block_weights import num_tiled_block_layers
 from trunnion_cpu.kernels.native import DTYPES, direct
 from trunnion_cpu.large_pages import to_large_pages
-from trunnion_cpu.methods import MOST_ROWS
+from trunnion_cpu.methods import MOST_ROWS, packable_layers
 from trunnion_cpu.native import Absent, Native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
+from trunnion_cpu.packed_weights import pack
 from trunnion_cpu.tape import TapeRecorder
 from trunnion_cpu.tiled_w8a8 import num_tiled_w8a8_layers
 from trunnion_cpu.tiled_weights import num_tiled_layers
@@ -66,6 +67,7 @@ class TapedRunner(Runner):
         self._logit_sizes = taped_sizes(limits.max_logits_rows)
         self._why_eager = "warm_up has not run"
         # Here, because caches are not there yet: the largest weight is in memory twice meanwhile.
+        self._packed = pack(packable_layers(self.model), [self.model], native)
         self._pages = to_large_pages([self.model])
         self._torch_works = not all(isinstance(group, NativeAttentionGroup) for group in groups)
         self._native_rows = 0
@@ -87,6 +89,7 @@ class TapedRunner(Runner):
     def warm_up(self, report: WarmUpReport, inputs: StepSource) -> None:
         """Record every size once, on padding rows only."""
         report.implementations["native operators"] = native_state(self._native)
+        report.implementations["weights packed for products"] = self._packed
         report.implementations["weights in large pages"] = self._pages
         if self._activations != "auto":
             num_layers = num_tiled_layers(self.model, quantises_rows=True)

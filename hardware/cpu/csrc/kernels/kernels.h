@@ -33,6 +33,11 @@ struct ItemShape {
 constexpr int64_t kItemFeatures = 24;  // a multiple of what kernels without panels take at once
 constexpr int64_t kItemRows = 64;      // whose prepared values a cache holds beside those of a weight
 
+// A packed weight of bfloat16 is [features / 16, size / 2, 16, 2].
+constexpr int64_t kPackedTile = 16;
+constexpr int64_t kPackedFeatures = 64;  // of an item, in multiples
+constexpr int64_t kPackedRows = 256;     // of an item, at most
+
 struct QuantiseArgs {
   const void* x;  // [rows, x_stride]
   int64_t x_stride;
@@ -263,6 +268,9 @@ struct Kernels {
   void (*prepare)(const PrepareArgs& args, int64_t first, int64_t last);
   ItemShape (*linear_item)(Element element, int64_t rows);  // for that many rows in all
   void (*linear)(const LinearArgs& args, int64_t first, int64_t last);
+  // As linear_item and linear, with a packed weight and rows as they lie.
+  ItemShape (*packed_item)(int64_t rows);
+  void (*packed_linear)(const LinearArgs& args, int64_t first, int64_t last);
   int64_t (*quantised_size)(int64_t size);
   int64_t (*quantised_bytes)();
   void (*quantise)(const QuantiseArgs& args, int64_t first, int64_t last);

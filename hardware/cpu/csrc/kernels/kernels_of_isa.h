@@ -10,6 +10,8 @@ int64_t prepared_bytes(Element element);
 void prepare(const PrepareArgs& args, int64_t first, int64_t last);
 ItemShape linear_item(Element element, int64_t rows);
 void linear(const LinearArgs& args, int64_t first, int64_t last);
+ItemShape packed_item(int64_t rows);
+void packed_linear(const LinearArgs& args, int64_t first, int64_t last);
 int64_t quantised_size(int64_t size);
 int64_t quantised_bytes();
 void quantise(const QuantiseArgs& args, int64_t first, int64_t last);

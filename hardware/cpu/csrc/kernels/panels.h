@@ -11,10 +11,12 @@
 namespace trunnion_cpu::TRUNNION_ISA {
 namespace {
 
-constexpr int kPanelTiles = 2, kMostPanelRows = 12;
+constexpr int kPanelTiles = 2;
+constexpr int kPanelSums = 24;  // vectors of them: registers are left for weights and a row
 constexpr int64_t kPanelFeatures = kPanelTiles * kLanes;
 constexpr int64_t kPanelDepth = 1024;  // values of a feature: with two tiles 64 KiB, on the stack
 constexpr int64_t kPairs = kLanes;     // of values in a vector
+constexpr int64_t kPairsAhead = 32;  // of a feature
 constexpr int64_t kPanelRowsPerItem = 256;
 
 typedef __m512i Pairs;
@@ -75,43 +77,60 @@ struct DenseRows {
 
 struct Panel {
   const BFloat16* values;
+  const BFloat16* next;     // the panel after it, to be asked for meanwhile; null: it is not in memory yet
+  int64_t tile_stride;      // from one tile of 16 features to the next
   int64_t first, features;  // of the weight
   int64_t begin, pairs;     // of x
   float* partial;           // [rows of the item, kPanelFeatures]: sums of the panels before and after
   bool is_first, is_last;
 };
 
-template <int kRows>
-void panel_rows(const LinearArgs& args, const Panel& panel, int64_t row, float* partial) {
+// What is asked for while a panel meets rows. The processor by itself does not look beyond a tile.
+enum class Ahead {
+  kNothing,
+  kTile,  // one tile of the next panel: others are asked for by other rows
+  kAll,   // what comes next of each tile
+};
+
+template <int kRows, int kTiles, Ahead kAhead>
+void panel_rows(const LinearArgs& args, const Panel& panel, int64_t row, float* partial,
+                [[maybe_unused]] const BFloat16* ahead) {
   const auto* x = static_cast<const BFloat16*>(args.x) + row * args.x_stride + panel.begin;
-  Floats sums[kPanelTiles][kRows] = {};
+  Floats sums[kTiles][kRows] = {};
   if (!panel.is_first) {
     for (int m = 0; m < kRows; ++m) {
-      for (int n = 0; n < kPanelTiles; ++n) sums[n][m] = load(partial + m * kPanelFeatures + n * kLanes);
+      for (int n = 0; n < kTiles; ++n) sums[n][m] = load(partial + m * kTiles * kLanes + n * kLanes);
     }
   }
   for (int64_t p = 0; p < panel.pairs; ++p) {
-    __m512bh weights[kPanelTiles];
-#pragma GCC unroll 2
-    for (int n = 0; n < kPanelTiles; ++n) {
-      weights[n] = (__m512bh)_mm512_load_si512(panel.values + n * kPanelDepth * kLanes + p * 2 * kLanes);
+    __m512bh weights[kTiles];
+    if constexpr (kAhead == Ahead::kTile) _mm_prefetch(ahead + p * 2 * kLanes, _MM_HINT_T1);
+    if constexpr (kAhead == Ahead::kAll) {
+      const int64_t left = panel.pairs - p - kPairsAhead;
+      const BFloat16* from = left > 0 ? panel.values + (p + kPairsAhead) * 2 * kLanes : panel.next - left * 2 * kLanes;
+#pragma GCC unroll 8
+      for (int n = 0; n < kTiles; ++n) _mm_prefetch(from + n * panel.tile_stride, _MM_HINT_T0);
+    }
+#pragma GCC unroll 8
+    for (int n = 0; n < kTiles; ++n) {
+      weights[n] = (__m512bh)_mm512_loadu_si512(panel.values + n * panel.tile_stride + p * 2 * kLanes);
     }
 #pragma GCC unroll 12
     for (int m = 0; m < kRows; ++m) {
       int32_t pair;
       memcpy(&pair, x + m * args.x_stride + 2 * p, sizeof pair);
       const auto both = (__m512bh)_mm512_set1_epi32(pair);
-#pragma GCC unroll 2
-      for (int n = 0; n < kPanelTiles; ++n) {
+#pragma GCC unroll 8
+      for (int n = 0; n < kTiles; ++n) {
         sums[n][m] = (Floats)_mm512_dpbf16_ps((__m512)sums[n][m], weights[n], both);
       }
     }
   }
   for (int m = 0; m < kRows; ++m) {
-    for (int n = 0; n < kPanelTiles; ++n) {
+    for (int n = 0; n < kTiles; ++n) {
       const int64_t left = panel.features - n * kLanes;
       if (!panel.is_last) {
-        store(partial + m * kPanelFeatures + n * kLanes, sums[n][m]);
+        store(partial + m * kTiles * kLanes + n * kLanes, sums[n][m]);
       } else if (left > 0) {
         const int64_t feature = panel.first + n * kLanes;
         if (args.bias != nullptr) sums[n][m] += take(static_cast<const BFloat16*>(args.bias) + feature, left);
@@ -123,28 +142,35 @@ void panel_rows(const LinearArgs& args, const Panel& panel, int64_t row, float* 
   }
 }
 
+template <int kTiles, Ahead kAhead, int kRows>
+void panel_rows_at_once(const LinearArgs& args, const Panel& panel, int64_t row, int64_t rows, float* partial,
+                        const BFloat16* ahead) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return panel_rows_at_once<kTiles, kAhead, kRows - 1>(args, panel, row, rows, partial, ahead);
+  }
+  panel_rows<kRows, kTiles, kAhead>(args, panel, row, partial, ahead);
+}
+
 // The rows are cut evenly.
+template <int kTiles>
 void panel_block(const LinearArgs& args, const Panel& panel, int64_t row, int64_t rows) {
+  constexpr int kMost = kPanelSums / kTiles;
   float* partial = panel.partial;
-  for (int64_t blocks = (rows + kMostPanelRows - 1) / kMostPanelRows; blocks > 0; --blocks) {
-    const int64_t now = (rows + blocks - 1) / blocks;
-    switch (now) {
-      case 1: panel_rows<1>(args, panel, row, partial); break;
-      case 2: panel_rows<2>(args, panel, row, partial); break;
-      case 3: panel_rows<3>(args, panel, row, partial); break;
-      case 4: panel_rows<4>(args, panel, row, partial); break;
-      case 5: panel_rows<5>(args, panel, row, partial); break;
-      case 6: panel_rows<6>(args, panel, row, partial); break;
-      case 7: panel_rows<7>(args, panel, row, partial); break;
-      case 8: panel_rows<8>(args, panel, row, partial); break;
-      case 9: panel_rows<9>(args, panel, row, partial); break;
-      case 10: panel_rows<10>(args, panel, row, partial); break;
-      case 11: panel_rows<11>(args, panel, row, partial); break;
-      default: panel_rows<12>(args, panel, row, partial); break;
+  const int64_t blocks = (rows + kMost - 1) / kMost;
+  if (blocks == 1 && panel.next != nullptr) {
+    return panel_rows_at_once<kTiles, Ahead::kAll, kMost>(args, panel, row, rows, partial, nullptr);
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t now = (rows + blocks - block - 1) / (blocks - block);
+    if (block < kTiles && panel.next != nullptr) {
+      const BFloat16* ahead = panel.next + block * panel.tile_stride;
+      panel_rows_at_once<kTiles, Ahead::kTile, kMost>(args, panel, row, now, partial, ahead);
+    } else {
+      panel_rows_at_once<kTiles, Ahead::kNothing, kMost>(args, panel, row, now, partial, nullptr);
     }
     row += now;
     rows -= now;
-    partial += now * kPanelFeatures;
+    partial += now * kTiles * kLanes;
   }
 }
 
@@ -169,6 +195,8 @@ void panels(const LinearArgs& args, const TakeRow& take_row, int64_t row, int64_
         }
       }
       const Panel panel{.values = values,
+                        .next = nullptr,
+                        .tile_stride = kPanelDepth * kLanes,
                         .first = first,
                         .features = features,
                         .begin = begin,
@@ -176,7 +204,7 @@ void panels(const LinearArgs& args, const TakeRow& take_row, int64_t row, int64_
                         .partial = partial,
                         .is_first = begin == 0,
                         .is_last = begin + depth == args.size};
-      panel_block(args, panel, row, rows);
+      panel_block<kPanelTiles>(args, panel, row, rows);
     }
   }
 }
