@@ -18,6 +18,8 @@ OPERANDS: Mapping[str, tuple[int, ...]] = {
     "w8a8_linear": (0, 4),
     "grouped_int_linear": (0, 2, 4),
     "fused_experts": (0, 1, 2, 5, 6),
+    "w8a8_experts": (0,),
+    "grouped_int_experts": (0, 2, 5),
 }
 """Operators of `trunnion` that `trunnion_cpu` has under the same name and with the same arguments, and the numbers of
 those arguments that are of one dtype, of DTYPES."""
@@ -48,7 +50,7 @@ def why_not(name: str, args: Sequence[Any]) -> str | None:
     (dtype,) = dtypes
     if dtype not in DTYPES:
         return f"{dtype} is neither float32 nor bfloat16"
-    if name == "w8a8_linear" and args[1].dtype != torch.int8:
+    if name in ("w8a8_linear", "w8a8_experts") and args[1].dtype != torch.int8:
         return f"weights in {args[1].dtype}"
     return None
 
