@@ -15,7 +15,7 @@ struct Int8 {
   using X = int8_t;
   using Stored = int8_t;
   using Out = T;
-  using Sum = __m512i;
+  using Sum = Ints;
   using Block = __m512i;
   static constexpr int64_t kStep = 64;
   static TRUNNION_INLINE Block moved(__m512i weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
@@ -24,9 +24,11 @@ struct Int8 {
     return moved(_mm512_maskz_loadu_epi8((__mmask64)((1ull << count) - 1), weight));
   }
   static TRUNNION_INLINE Block take_x(const X* x) { return _mm512_loadu_si512(x); }
-  static TRUNNION_INLINE Sum add(Sum sum, Block weight, Block x) { return _mm512_dpbusd_epi32(sum, weight, x); }
+  static TRUNNION_INLINE Sum add(Sum sum, Block weight, Block x) {
+    return (Sum)_mm512_dpbusd_epi32((__m512i)sum, weight, x);
+  }
   static TRUNNION_INLINE float total(Sum sum, const LinearArgs& args, int64_t row, int64_t feature) {
-    const int32_t exact = _mm512_reduce_add_epi32(sum) - 128 * (int32_t)args.x_sums[row];
+    const int32_t exact = _mm512_reduce_add_epi32((__m512i)sum) - 128 * (int32_t)args.x_sums[row];
     return (float)exact * (args.x_scales[row] * args.weight_scales[feature]);
   }
 };

@@ -1,7 +1,10 @@
 #include "threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
+#include <memory>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -24,26 +27,62 @@ void rest() {
 #endif
 }
 
+// Consecutive items that one thread has and takes from the front; others take from the back what it has not come to.
+// Neighbours in memory are thus read by one core: a core that reads every other block of a weight reaches half its rate.
+class alignas(64) Run {
+ public:
+  void set(int64_t first, int64_t end) {
+    items_.store(static_cast<uint64_t>(end) << 32 | static_cast<uint64_t>(first), std::memory_order_relaxed);
+  }
+  bool take_first(int64_t& item) {
+    uint64_t seen = items_.load(std::memory_order_relaxed);
+    do {
+      if (first(seen) >= end(seen)) return false;
+      item = first(seen);
+    } while (!items_.compare_exchange_weak(seen, seen + 1, std::memory_order_relaxed));
+    return true;
+  }
+  bool take_last(int64_t& item) {
+    uint64_t seen = items_.load(std::memory_order_relaxed);
+    do {
+      if (first(seen) >= end(seen)) return false;
+      item = end(seen) - 1;
+    } while (!items_.compare_exchange_weak(seen, seen - (uint64_t{1} << 32), std::memory_order_relaxed));
+    return true;
+  }
+
+ private:
+  static int64_t first(uint64_t items) { return items & 0xffffffffu; }
+  static int64_t end(uint64_t items) { return items >> 32; }
+
+  std::atomic<uint64_t> items_{0};
+};
+constexpr int64_t kMostItems = std::numeric_limits<int32_t>::max();  // that a Run can hold
+
 class Pool {
  public:
   void share(int64_t items, int64_t threads, ItemRange run, const void* args) {
     if (busy_.test_and_set(std::memory_order_acquire)) return run(args, 0, items);
+    threads = std::min(threads, items);
     for (; workers_ + 1 < threads; ++workers_) {
       // Workers live as long as the process, asleep unless there is work.
       std::thread([this, number = workers_] { work(number); }).detach();
     }
     run_ = run;
     args_ = args;
-    items_ = items;
+    if (threads > num_runs_) {
+      runs_ = std::make_unique<Run[]>(threads);
+      num_runs_ = threads;
+    }
+    for (int64_t i = 0; i < threads; ++i) runs_[i].set(items * i / threads, items * (i + 1) / threads);
     // Threads of an earlier, larger call stay out.
-    helpers_.store(threads - 1, std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
+    threads_.store(threads, std::memory_order_relaxed);
     open_.store(++calls_, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst) > 0) {
       wake_.fetch_add(1, std::memory_order_seq_cst);
       wake_.notify_all();
     }
-    take_items();
+    take_items(0, threads);
     open_.store(0, std::memory_order_seq_cst);
     for (int polls = 0; inside_.load(std::memory_order_seq_cst) != 0; ++polls) {
       rest();
@@ -54,11 +93,12 @@ class Pool {
   }
 
  private:
-  void take_items() {
-    for (;;) {
-      const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
-      if (item >= items_) return;
-      run_(args_, item, item + 1);
+  // Those of the thread's own run, then what others have left.
+  void take_items(int64_t own, int64_t threads) {
+    int64_t item;
+    while (runs_[own].take_first(item)) run_(args_, item, item + 1);
+    for (int64_t other = own + 1; other < own + threads; ++other) {
+      while (runs_[other % threads].take_last(item)) run_(args_, item, item + 1);
     }
   }
 
@@ -68,8 +108,9 @@ class Pool {
       last = wait_for_call(last);
       inside_.fetch_add(1, std::memory_order_seq_cst);
       // Only an open call's items may be looked at; the caller waits for who is inside.
-      if (open_.load(std::memory_order_seq_cst) == last && number < helpers_.load(std::memory_order_relaxed)) {
-        take_items();
+      if (open_.load(std::memory_order_seq_cst) == last) {
+        const int64_t threads = threads_.load(std::memory_order_relaxed);
+        if (number + 1 < threads) take_items(number + 1, threads);
       }
       inside_.fetch_sub(1, std::memory_order_seq_cst);
     }
@@ -102,9 +143,9 @@ class Pool {
   uint64_t calls_ = 0;
   ItemRange run_ = nullptr;
   const void* args_ = nullptr;
-  int64_t items_ = 0;
-  std::atomic<int64_t> helpers_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
+  std::unique_ptr<Run[]> runs_;
+  int64_t num_runs_ = 0;
+  std::atomic<int64_t> threads_{0};
   alignas(64) std::atomic<uint64_t> open_{0};
   std::atomic<int64_t> inside_{0};
   alignas(64) std::atomic<uint32_t> wake_{0};
@@ -121,7 +162,7 @@ Pool& pool() {
 
 void share(int64_t items, int64_t threads, ItemRange run, const void* args) {
   if (items <= 0) return;
-  if (items == 1 || threads <= 1) return run(args, 0, items);
+  if (items == 1 || threads <= 1 || items > kMostItems) return run(args, 0, items);
   pool().share(items, threads, run, args);
 }
 

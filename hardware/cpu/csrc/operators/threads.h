@@ -8,8 +8,8 @@ namespace trunnion_cpu {
 using ItemRange = void (*)(const void* args, int64_t first, int64_t last);
 
 // Calls `run` for all of [0, items) in ranges of one item, on the caller and up to `threads - 1` others, and returns
-// when all are done. Items are handed out one by one as threads come for them: a thread that the system does not run
-// takes none. Others spin for a moment between calls, then sleep. A second caller at the same time works alone, and so
+// when all are done. Each thread begins with consecutive items and takes them one by one; who has none left takes those
+// of others, so that a thread that the system does not run takes none. Others spin for a moment between calls, then sleep. A second caller at the same time works alone, and so
 // does a call within a call. `run` throws nothing.
 void share(int64_t items, int64_t threads, ItemRange run, const void* args);
 

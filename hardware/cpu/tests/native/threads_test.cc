@@ -73,6 +73,60 @@ void sleepers_are_woken() {
   }
 }
 
+// An item that ends when all others have: whoever computes it, others take what its thread has not come to.
+struct Held {
+  int64_t held;
+  std::atomic<int64_t> left;
+  std::atomic<bool> taken{true};
+
+  static void wait(const Held& given, int64_t item, int64_t) {
+    auto& call = const_cast<Held&>(given);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (item == call.held && call.left.load() > 1) {
+      if (std::chrono::steady_clock::now() > until) {
+        call.taken = false;
+        break;
+      }
+      std::this_thread::yield();
+    }
+    --call.left;
+  }
+};
+
+void nobody_holds_items_of_others() {
+  for (const int64_t threads : {2, 3}) {
+    for (int64_t item = 0; item < 24; ++item) {
+      Held call{.held = item, .left = 24};
+      share(24, threads, Held::wait, call);
+      check(call.taken, "items of a thread that is held up are computed by others");
+    }
+  }
+}
+
+// What the caller has computed, in its order.
+struct Order {
+  std::thread::id caller = std::this_thread::get_id();
+  std::vector<int64_t> items;
+
+  static void note(const Order& given, int64_t item, int64_t) {
+    if (std::this_thread::get_id() == given.caller) const_cast<Order&>(given).items.push_back(item);
+  }
+};
+
+void threads_begin_with_neighbours() {
+  for (int call = 0; call < 50; ++call) {
+    Order order;
+    share(40, 2, Order::note, order);
+    for (size_t i = 0; i < order.items.size(); ++i) {
+      const int64_t expected = i < 20 ? static_cast<int64_t>(i) : order.items[i];
+      check(order.items[i] == expected || order.items[i] >= 20, "a thread takes its own items from the front");
+      check(i == 0 || order.items[i] < 20 || order.items[i - 1] < 20 || order.items[i] == order.items[i - 1] - 1,
+            "and others' from the back");
+    }
+    check(!order.items.empty() && order.items[0] == 0, "the caller begins with the first item");
+  }
+}
+
 void most_threads_stay_out() {
   // Threads of earlier, larger calls exist by now.
   struct Seen {
@@ -120,6 +174,8 @@ void calls_within_calls() {
 int main() {
   each_item_once();
   sleepers_are_woken();
+  nobody_holds_items_of_others();
+  threads_begin_with_neighbours();
   most_threads_stay_out();
   callers_at_the_same_time();
   calls_within_calls();
