@@ -151,6 +151,17 @@ def test_a_replay_gives_what_the_model_gives(executor: ModelExecutor) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_the_layers_of_a_native_step_are_one_line(executor: ModelExecutor) -> None:
+    """Embeddings are torch's; all behind them is played by the library in one call."""
+    if not isinstance(native(), Native) or MOST_ROWS[native().isa, torch.float32] < MAX_TAPED_TOKENS:
+        pytest.skip("torch computes in these steps")
+    executor.warm_up()
+    for play in executor._runner._bodies.values():
+        lines = [play.__globals__.get(name) for name in play.__code__.co_names]
+        names = [getattr(value, "__name__", str(value)) for value in lines if callable(value)]
+        assert [name.partition(".")[0] for name in names] == ["embedding", "copy_", "run"]
+
+
 def test_both_buffer_sets_replay_the_same_tapes(executor: ModelExecutor) -> None:
     executor.warm_up()
     fill(executor, [0, 0], buffer_set=0)

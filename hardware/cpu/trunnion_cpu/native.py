@@ -94,6 +94,7 @@ def native() -> Native | Absent:
     for function in (library.trunnion_cpu_isa, library.trunnion_cpu_chosen_isa):
         function.restype = ctypes.c_char_p
     library.trunnion_cpu_set_threads.argtypes = (ctypes.c_int64,)
+    _declare_programs(library)
     names: list[str] = []
     while (name := library.trunnion_cpu_isa(len(names))) is not None:
         names.append(name.decode())
@@ -101,6 +102,17 @@ def native() -> Native | Absent:
     if isa:
         found.choose(isa)
     return found
+
+
+def _declare_programs(library: ctypes.CDLL) -> None:
+    program, count = ctypes.c_void_p, ctypes.c_int64
+    library.trunnion_cpu_program_create.restype = program
+    library.trunnion_cpu_program_size.restype = count
+    library.trunnion_cpu_program_run.restype = ctypes.c_char_p
+    library.trunnion_cpu_program_run.argtypes = (program, count, count)
+    library.trunnion_cpu_program_forget_from.argtypes = (program, count)
+    for name in ("record", "size", "destroy", "take_spoilt"):
+        getattr(library, f"trunnion_cpu_program_{name}").argtypes = (program,)
 
 
 def native_state(found: Native | Absent) -> str:

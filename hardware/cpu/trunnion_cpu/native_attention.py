@@ -10,6 +10,9 @@ from trunnion_cpu.kernels.native import DTYPES
 
 MAX_HEAD_DIM = 512
 """As kernels.h says."""
+STEP_FIELDS = 8
+"""As operators/attention.cc says."""
+NO_ROTATION = (None, None, False, ())
 
 
 def why_not_native(spec: AttentionSpec) -> str | None:
@@ -31,6 +34,8 @@ class NativeAttentionGroup(ReferenceAttentionGroup):
     def __init__(self, spec: GroupSpec, num_layers: int, device: torch.device) -> None:
         super().__init__(spec, num_layers, device)
         self._settings = (self.spec.scale, self.spec.window or 0, self.spec.soft_cap or 0.0)
+        # Where the step's tensors lie, at a place that stays: what is recorded in a program reads them there.
+        self._step = torch.zeros(STEP_FIELDS, dtype=torch.int64)
 
     def plan(self, step: StepInputs) -> None:
         host, counts = step.host, step.counts
@@ -41,6 +46,7 @@ class NativeAttentionGroup(ReferenceAttentionGroup):
         self._block_table = meta.block_table
         self._slots = meta.slot_mapping
         self._live_tokens = counts.num_tokens
+        torch.ops.trunnion_cpu.set_step(self._step, self._plan, self._block_table, self._slots, counts.num_tokens)
 
     def run(
         self,
@@ -55,12 +61,15 @@ class NativeAttentionGroup(ReferenceAttentionGroup):
     ) -> torch.Tensor:
         caches = self.caches[layer]
         keys, values = caches["k_cache"], caches["v_cache"]
+        if out is None:
+            result: torch.Tensor = torch.ops.trunnion_cpu.attend_step(
+                q, k, v, *(rotation or NO_ROTATION), self._step, keys, values, *self._settings, sinks
+            )
+            return result
         if rotation is None:
             torch.ops.trunnion_cpu.write_cache(k, v, self._slots, keys, values)
         else:
             q = torch.ops.trunnion_cpu.rotate_and_write_cache(q, k, v, *rotation, self._slots, keys, values)
-        if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype)
         if self._live_tokens < out.shape[0]:
             out[self._live_tokens :] = 0
         torch.ops.trunnion_cpu.attend(q, keys, values, self._block_table, self._plan, *self._settings, sinks, out)

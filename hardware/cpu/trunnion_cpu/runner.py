@@ -22,6 +22,7 @@ from trunnion_cpu.methods import MOST_ROWS, packable_layers
 from trunnion_cpu.native import Absent, Native, native_state
 from trunnion_cpu.native_attention import NativeAttentionGroup, why_not_native
 from trunnion_cpu.packed_weights import pack
+from trunnion_cpu.program import lowered
 from trunnion_cpu.tape import TapeRecorder
 from trunnion_cpu.tiled_w8a8 import num_tiled_w8a8_layers
 from trunnion_cpu.tiled_weights import num_tiled_layers
@@ -74,6 +75,8 @@ class TapedRunner(Runner):
         """Tokens up to which no product of a step is torch's, if none is in the tapes."""
         self._bodies: dict[int, Play] = {}
         self._heads: dict[int, Play] = {}
+        self._lines: dict[int, Play] = {}
+        """Bodies as lines alone: groups' calls can wait for events there, and signal them."""
 
     def select(self, counts: BatchCounts) -> Bucket:
         if counts.num_tokens > self._token_sizes[-1] or counts.num_logits > self._logit_sizes[-1]:
@@ -135,7 +138,7 @@ class TapedRunner(Runner):
         body, head = self._bodies.get(bucket.num_tokens), self._heads.get(bucket.num_logits)
         if bucket.mode is Mode.PIECEWISE and body is not None and (head is not None or bucket.num_logits == 0):
             with self._threads(0):
-                hidden = body()
+                hidden = self._lines[bucket.num_tokens]() if step.counts.has_kv_events else body()
                 rows = hidden[:0] if head is None else head(hidden)
             self.counters.replays += 1
             return hidden, rows
@@ -159,6 +162,7 @@ class TapedRunner(Runner):
     def close(self) -> None:
         self._bodies.clear()
         self._heads.clear()
+        self._lines.clear()
 
     def _recorder(self, *arguments: torch.Tensor) -> TapeRecorder:
         if isinstance(self._native, Native):
@@ -180,7 +184,10 @@ class TapedRunner(Runner):
         self._note_work(recorder)
         if isinstance(self._native, Native):
             self._native_rows = MOST_ROWS.get((self._native.isa, hidden.dtype), 0)
-        self._bodies[num_tokens] = recorder.play(hidden)
+        lines = recorder.play(hidden)
+        is_native = isinstance(self._native, Native)
+        self._bodies[num_tokens] = lowered(recorder, hidden, self._native) if is_native else lines
+        self._lines[num_tokens] = lines
         return hidden
 
     def _record_head(self, num_logits: int, hidden: torch.Tensor, inputs: StepSource) -> None:
@@ -194,6 +201,7 @@ class TapedRunner(Runner):
         finally:
             self._breaks.detach()
         self._note_work(recorder)
+        # A few operators, whose results are large: a program would keep them.
         self._heads[num_logits] = recorder.play(rows)
 
     def _note_work(self, recorder: TapeRecorder) -> None:

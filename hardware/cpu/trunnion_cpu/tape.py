@@ -14,7 +14,7 @@ from trunnion.interfaces.break_points import BreakKind
 
 
 @dataclass
-class _Call:
+class Call:
     """One line of a tape. Registers are named, everything else is a constant."""
 
     function: Callable[..., Any]
@@ -23,10 +23,12 @@ class _Call:
     outputs: list[str]
     is_sequence: bool
     reads: set[str]
+    is_group: bool = False
+    """Whether it is the call of a group at a break point."""
 
 
 @dataclass(frozen=True)
-class _Register:
+class Register:
     """A place in a call's arguments that another call fills."""
 
     name: str
@@ -44,7 +46,7 @@ class TapeRecorder(TorchDispatchMode):
     """Tensors that each playback gets anew, in this order."""
     direct: Callable[[Any, Sequence[Any]], Any] = lambda function, args: function
     """(operator, arguments) -> what a playback calls in its place: the same without what need not be decided again."""
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class TapeRecorder(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
             raise UnsupportedError(f"{func} depends on values: it cannot be recorded")
         result = func(*args, **kwargs)
-        if not self._reads((args, kwargs)) and self._is_view(func, (args, kwargs), result):
+        if not self._reads((args, kwargs)) and is_view(func, (args, kwargs), result):
             self._alive.append(result)
         else:
             self._note(self.direct(func, args), args, kwargs, result)
@@ -74,31 +76,47 @@ class TapeRecorder(TorchDispatchMode):
         """Groups and collectives alike are lines of the tape."""
         with _Paused(self):
             result = call(*args)
-        self._note(call, args, {}, result)
+        self._note(call, args, {}, result, is_group=kind is BreakKind.GROUP)
         return result
 
     def play(self, result: torch.Tensor) -> Callable[..., torch.Tensor]:
         """A function of `arguments` that makes `result` again."""
-        return _compile(self.calls, [f"a{index}" for index in range(len(self.arguments))], self._names[id(result)])
+        arguments = [f"a{index}" for index in range(len(self.arguments))]
+        return play_lines(self.calls, arguments, Register(self.name_of(result)))
 
-    def _note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        args = tuple(self._named(value) for value in args)
-        kwargs = {key: self._named(value) for key, value in kwargs.items()}
+    def name_of(self, result: torch.Tensor) -> str:
+        """The register that holds it."""
+        return self._names[id(result)]
+
+    def with_last_uses(self, result: str) -> Iterator[tuple[Call, list[str]]]:
+        """Each call, and the registers that nothing reads after it."""
+        last_use = _last_uses(self.calls, result)
+        for index, call in enumerate(self.calls):
+            yield call, [name for name in (*call.outputs, *call.reads) if last_use.get(name) == index]
+
+    def _note(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        is_group: bool = False,
+    ) -> None:
+        args = mapped(self._named, args)
+        kwargs = {key: mapped(self._named, value) for key, value in kwargs.items()}
         outputs = list(result) if isinstance(result, tuple | list) else [result]
         names = []
         for output in outputs:
             self._alive.append(output)
             names.append(f"v{len(self._alive)}")
             self._names[id(output)] = names[-1]
-        reads = {leaf.name for leaf in _leaves((args, kwargs)) if isinstance(leaf, _Register)}
-        self.calls.append(_Call(function, args, kwargs, names, isinstance(result, tuple | list), reads))
+        reads = {leaf.name for leaf in _leaves((args, kwargs)) if isinstance(leaf, Register)}
+        self.calls.append(Call(function, args, kwargs, names, isinstance(result, tuple | list), reads, is_group))
 
     def _named(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and id(value) in self._names:
-            return _Register(self._names[id(value)])
-        if isinstance(value, tuple | list):
-            named = [self._named(item) for item in value]
-            return tuple(named) if isinstance(value, tuple) else named
+            return Register(self._names[id(value)])
         assert not isinstance(value, Mapping), "a mapping among the arguments: tensors in it would not be seen"
         self._alive.append(value)
         return value
@@ -106,16 +124,24 @@ class TapeRecorder(TorchDispatchMode):
     def _reads(self, arguments: Any) -> bool:
         return any(id(leaf) in self._names for leaf in _leaves(arguments) if isinstance(leaf, torch.Tensor))
 
-    @staticmethod
-    def _is_view(func: Any, arguments: Any, result: Any) -> bool:
-        """Whether the result lies in the arguments' memory. The schema does not say: `to` and `reshape` may copy."""
-        if any(arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments):
-            return False
-        return _storages(result) <= _storages(arguments)
+
+def is_view(func: Any, arguments: Any, result: Any) -> bool:
+    """Whether the result lies in the arguments' memory. The schema does not say: `to` and `reshape` may copy."""
+    if any(arg.alias_info is not None and arg.alias_info.is_write for arg in func._schema.arguments):
+        return False
+    return _storages(result) <= _storages(arguments)
 
 
 def _storages(values: Any) -> set[int]:
     return {leaf.untyped_storage()._cdata for leaf in _leaves(values) if isinstance(leaf, torch.Tensor)}
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same with `function` of each item of tuples and lists, however deep."""
+    if isinstance(value, tuple | list):
+        items = [mapped(function, item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return function(value)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -142,15 +168,22 @@ class _Paused:
         self._recorder.__enter__()
 
 
-def _compile(calls: Sequence[_Call], arguments: Sequence[str], result: str) -> Callable[..., torch.Tensor]:
-    """The tape as one Python function: locals for registers, each dropped after its last use."""
+def _last_uses(calls: Sequence[Call], result: str | None) -> dict[str, int]:
+    """Register -> the number of the call that reads it last, or makes it where none does; none of what is returned."""
     last_use = {name: index for index, call in enumerate(calls) for name in (*call.outputs, *call.reads)}
-    last_use.pop(result, None)
+    if result is not None:
+        last_use.pop(result, None)
+    return last_use
+
+
+def play_lines(calls: Sequence[Call], arguments: Sequence[str], result: Register | torch.Tensor) -> Callable[..., Any]:
+    """The tape as one Python function: locals for registers, each dropped after its last use."""
+    last_use = _last_uses(calls, result.name if isinstance(result, Register) else None)
     namespace: dict[str, Any] = {}
     lines = [f"def play({', '.join(arguments)}):"]
 
     def text(value: Any) -> str:
-        if isinstance(value, _Register):
+        if isinstance(value, Register):
             return value.name
         if isinstance(value, list | tuple):
             items = "".join(f"{text(item)}, " for item in value)
@@ -168,7 +201,7 @@ def _compile(calls: Sequence[_Call], arguments: Sequence[str], result: str) -> C
         dead = [name for name in (*call.outputs, *sorted(call.reads)) if last_use.get(name) == index]
         if dead:
             lines.append(f"    del {', '.join(dict.fromkeys(dead))}")
-    lines.append(f"    return {result}")
+    lines.append(f"    return {text(result)}")
     exec(compile("\n".join(lines), "<tape>", "exec"), namespace)
     play: Callable[..., torch.Tensor] = namespace["play"]
     return play

@@ -1,9 +1,11 @@
 // Paged attention, with rotary embedding on the way to the cache.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <vector>
 
 #include "isa.h"
+#include "prepared.h"
 #include "scratch.h"
 #include "tensors.h"
 #include "threads.h"
@@ -55,73 +57,97 @@ struct Cache {
   }
 };
 
-// Rows past the slots are padding: they are neither rotated nor written.
-int64_t live_tokens(const Heads& k, const Tensor& slots) { return std::min(k.tokens, slots.numel()); }
-
-RotateArgs write_arguments(const Heads& k, const Heads& v, const Tensor& slots, Tensor& k_cache, Tensor& v_cache) {
-  const Element element = element_of(k.rows.tensor, "k");
-  STD_TORCH_CHECK(v.tokens == k.tokens && v.heads == k.heads && v.head_dim == k.head_dim, "k and v differ in shape");
-  const Cache keys(k_cache, k.heads, k.head_dim, element, "k_cache");
-  const Cache values(v_cache, k.heads, k.head_dim, element_of(v.rows.tensor, "v"), "v_cache");
-  const int32_t* slot = ints_of(slots, 0, "slots");
-  const int64_t capacity = std::min(keys.blocks * keys.block_size, values.blocks * values.block_size);
-  for (int64_t token = 0; token < live_tokens(k, slots); ++token) {
-    STD_TORCH_CHECK(slot[token] < capacity, "slot ", slot[token], " of a cache of ", capacity);
-  }
+// Where keys and values are written to, whatever the step; slots are a step's own.
+struct Writes {
   RotateArgs args{};
-  args.k = k.rows.places();
-  args.v = v.rows.places();
-  args.kv_heads = k.heads;
-  args.head_dim = k.head_dim;
-  args.slots = slot;
-  args.k_cache = k_cache.mutable_data_ptr();
-  args.v_cache = v_cache.mutable_data_ptr();
-  args.element = element;
-  return args;
-}
+  int64_t tokens, capacity;
 
-void run(const RotateArgs& args, int64_t tokens) {
-  const int64_t elements = tokens * (args.q_heads + 2 * args.kv_heads) * args.head_dim;
-  share(tokens, elements < kShared ? 1 : num_threads(), kernels().rotate, args);
+  Writes(const Heads& k, const Heads& v, Tensor& k_cache, Tensor& v_cache) : tokens(k.tokens) {
+    args.element = element_of(k.rows.tensor, "k");
+    STD_TORCH_CHECK(v.tokens == k.tokens && v.heads == k.heads && v.head_dim == k.head_dim, "k and v differ in shape");
+    const Cache keys(k_cache, k.heads, k.head_dim, args.element, "k_cache");
+    const Cache values(v_cache, k.heads, k.head_dim, element_of(v.rows.tensor, "v"), "v_cache");
+    capacity = std::min(keys.blocks * keys.block_size, values.blocks * values.block_size);
+    args.k = k.rows.places();
+    args.v = v.rows.places();
+    args.kv_heads = k.heads;
+    args.head_dim = k.head_dim;
+    args.k_cache = k_cache.mutable_data_ptr();
+    args.v_cache = v_cache.mutable_data_ptr();
+  }
+};
+
+// The rotation of queries and keys on the way, whatever the step.
+struct Rotation {
+  std::vector<int64_t> section;
+  int64_t num_positions = 0, table_rows = 0;
+
+  void add_to(RotateArgs& args, const Heads& q, int64_t tokens, const Tensor& positions, const Tensor& cos_sin,
+              bool interleaved) {
+    STD_TORCH_CHECK(q.tokens == tokens && q.head_dim == args.head_dim && element_of(q.rows.tensor, "q") == args.element,
+                    "q and k differ in tokens, head_dim or dtype");
+    args.axes = positions.dim() == 2 ? positions.size(1) : 1;
+    args.positions = ints_of(positions, 0, "positions");
+    num_positions = positions.numel();
+    STD_TORCH_CHECK(section.empty() == (args.axes == 1), "positions of ", args.axes, " axes and a section of ",
+                    section.size(), " runs");
+    STD_TORCH_CHECK(
+        cos_sin.dim() == 2 && cos_sin.is_contiguous() && element_of(cos_sin, "cos_sin") == Element::kFloat32,
+        "cos_sin is no dense float32 matrix");
+    table_rows = cos_sin.size(0);
+    args.rotary_dim = cos_sin.size(1);
+    STD_TORCH_CHECK(args.rotary_dim <= args.head_dim && args.rotary_dim % 2 == 0, "rotary_dim ", args.rotary_dim,
+                    " of heads of ", args.head_dim);
+    args.cos_sin = static_cast<const float*>(cos_sin.data_ptr());
+    args.num_sections = section.size();
+    args.interleaved = interleaved;
+    args.q = q.rows.places();
+    args.q_heads = q.heads;
+  }
+};
+
+// Rows past the slots are padding: they are neither rotated nor written.
+void write(RotateArgs args, const Writes& writes, const Rotation& rotation, const int32_t* slots, int64_t num_slots,
+           int64_t threads) {
+  const int64_t live = std::min(writes.tokens, num_slots);
+  args.slots = slots;
+  args.section = rotation.section.empty() ? nullptr : rotation.section.data();
+  for (int64_t token = 0; token < live; ++token) {
+    STD_TORCH_CHECK(slots[token] < writes.capacity, "slot ", slots[token], " of a cache of ", writes.capacity);
+  }
+  if (args.positions != nullptr) {
+    STD_TORCH_CHECK(rotation.num_positions >= live * args.axes, "positions has ", rotation.num_positions,
+                    " values, expected at least ", live * args.axes);
+    for (int64_t i = 0; i < live * args.axes; ++i) {
+      STD_TORCH_CHECK(args.positions[i] >= 0 && args.positions[i] < rotation.table_rows, "position ",
+                      args.positions[i], " of a table of ", rotation.table_rows);
+    }
+  }
+  const int64_t elements = live * (args.q_heads + 2 * args.kv_heads) * args.head_dim;
+  share(live, elements < kShared ? 1 : threads, kernels().rotate, args);
 }
 
 void write_cache(const Tensor& k, const Tensor& v, const Tensor& slots, Tensor k_cache, Tensor v_cache) {
   const Heads keys(k, "k"), values(v, "v");
-  run(write_arguments(keys, values, slots, k_cache, v_cache), live_tokens(keys, slots));
+  const Writes writes(keys, values, k_cache, v_cache);
+  write(writes.args, writes, {}, ints_of(slots, 0, "slots"), slots.numel(), num_threads());
+}
+
+Tensor new_heads(const Tensor& like, const Heads& heads) {
+  const int64_t shape[] = {heads.tokens, heads.heads, heads.head_dim};
+  return new_tensor(like, shape, 3);
 }
 
 Tensor rotate_and_write_cache(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& positions,
                               const Tensor& cos_sin, bool interleaved, std::vector<int64_t> section,
                               const Tensor& slots, Tensor k_cache, Tensor v_cache) {
   const Heads queries(q, "q"), keys(k, "k"), values(v, "v");
-  RotateArgs args = write_arguments(keys, values, slots, k_cache, v_cache);
-  STD_TORCH_CHECK(queries.tokens == keys.tokens && queries.head_dim == keys.head_dim &&
-                      element_of(q, "q") == args.element,
-                  "q and k differ in tokens, head_dim or dtype");
-  args.axes = positions.dim() == 2 ? positions.size(1) : 1;
-  const int64_t live = live_tokens(keys, slots);
-  args.positions = ints_of(positions, live * args.axes, "positions");
-  STD_TORCH_CHECK(section.empty() == (args.axes == 1), "positions of ", args.axes, " axes and a section of ",
-                  section.size(), " runs");
-  STD_TORCH_CHECK(cos_sin.dim() == 2 && cos_sin.is_contiguous() && element_of(cos_sin, "cos_sin") == Element::kFloat32,
-                  "cos_sin is no dense float32 matrix");
-  args.rotary_dim = cos_sin.size(1);
-  STD_TORCH_CHECK(args.rotary_dim <= keys.head_dim && args.rotary_dim % 2 == 0, "rotary_dim ", args.rotary_dim,
-                  " of heads of ", keys.head_dim);
-  for (int64_t i = 0; i < live * args.axes; ++i) {
-    STD_TORCH_CHECK(args.positions[i] >= 0 && args.positions[i] < cos_sin.size(0), "position ", args.positions[i],
-                    " of a table of ", cos_sin.size(0));
-  }
-  args.cos_sin = static_cast<const float*>(cos_sin.data_ptr());
-  args.section = section.empty() ? nullptr : section.data();
-  args.num_sections = section.size();
-  args.interleaved = interleaved;
-  args.q = queries.rows.places();
-  args.q_heads = queries.heads;
-  const int64_t shape[] = {queries.tokens, queries.heads, queries.head_dim};
-  Tensor rotated = torch::stable::new_empty(q, torch::headeronly::IntHeaderOnlyArrayRef(shape, 3));
-  args.q_out = rotated.mutable_data_ptr();
-  run(args, live);
+  Writes writes(keys, values, k_cache, v_cache);
+  Rotation rotation{std::move(section)};
+  rotation.add_to(writes.args, queries, keys.tokens, positions, cos_sin, interleaved);
+  Tensor rotated = new_heads(q, queries);
+  writes.args.q_out = rotated.mutable_data_ptr();
+  write(writes.args, writes, rotation, ints_of(slots, 0, "slots"), slots.numel(), num_threads());
   return rotated;
 }
 
@@ -157,25 +183,42 @@ struct Attended {
   int64_t work = 0;  // products of queries and keys, of one head
 };
 
-Attended requests_of(const Tensor& plan, const Tensor& block_table, int64_t tokens, int64_t group,
-                     const Cache& cache) {
-  STD_TORCH_CHECK(plan.dim() == 2 && plan.size(1) == kPlanned && plan.is_contiguous() &&
-                      plan.scalar_type() == torch::headeronly::ScalarType::Long,
-                  "plan is not what plan_attention makes");
-  const int64_t count = plan.size(0);
-  STD_TORCH_CHECK(block_table.dim() == 2 && block_table.size(0) >= count &&
-                      block_table.scalar_type() == torch::headeronly::ScalarType::Int && block_table.stride(1) == 1,
-                  "block_table is no int32 matrix with a row for each of ", count, " requests");
-  const auto* field = static_cast<const int64_t*>(plan.data_ptr());
-  const auto* table = static_cast<const int32_t*>(block_table.data_ptr());
+// What a step tells attention: where its slots, its block table and its plan lie. Fields of an int64 tensor.
+struct Step {
+  const int32_t* slots;
+  int64_t num_slots;
+  const int32_t* table;
+  int64_t table_stride, table_columns;
+  const int64_t* plan;
+  int64_t num_reqs;
+  int64_t num_tokens;
+
+  void set_requests(const Tensor& planned, const Tensor& block_table) {
+    STD_TORCH_CHECK(planned.dim() == 2 && planned.size(1) == kPlanned && planned.is_contiguous() &&
+                        planned.scalar_type() == torch::headeronly::ScalarType::Long,
+                    "plan is not what plan_attention makes");
+    num_reqs = planned.size(0);
+    STD_TORCH_CHECK(block_table.dim() == 2 && block_table.size(0) >= num_reqs &&
+                        block_table.scalar_type() == torch::headeronly::ScalarType::Int && block_table.stride(1) == 1,
+                    "block_table is no int32 matrix with a row for each of ", num_reqs, " requests");
+    plan = static_cast<const int64_t*>(planned.data_ptr());
+    table = static_cast<const int32_t*>(block_table.data_ptr());
+    table_stride = block_table.stride(0);
+    table_columns = block_table.size(1);
+  }
+};
+constexpr int64_t kStepFields = sizeof(Step) / sizeof(int64_t);
+static_assert(sizeof(Step) == 8 * sizeof(int64_t));
+
+Attended requests_of(const Step& step, int64_t tokens, int64_t group, int64_t block_size) {
+  const int64_t* field = step.plan;
   Attended found;
-  for (int64_t i = 0; i < count; ++i, field += kPlanned) {
+  for (int64_t i = 0; i < step.num_reqs; ++i, field += kPlanned) {
     STD_TORCH_CHECK(field[0] + field[1] <= tokens, "plan of another step: row ", field[0] + field[1], " of ", tokens);
-    STD_TORCH_CHECK(field[3] <= block_table.size(1) * cache.block_size, "key ", field[3],
-                    " is beyond the block table");
+    STD_TORCH_CHECK(field[3] <= step.table_columns * block_size, "key ", field[3], " is beyond the block table");
     if (field[1] == 0) continue;
     const AttendRequest request{
-        table + i * block_table.stride(0), field[0], field[1], field[2], field[3], field[4], 0, 0};
+        step.table + i * step.table_stride, field[0], field[1], field[2], field[3], field[4], 0, 0};
     (request.num_rows * group > kFewRows ? found.many : found.few).push_back(request);
     found.work += request.num_rows * (field[3] - field[2]);
   }
@@ -249,26 +292,26 @@ void attend_many(const std::vector<AttendRequest>& requests, AttendArgs args, in
   share(blocks.size() * args.kv_heads, threads, attend_items, call);
 }
 
-void attend(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
-            const Tensor& plan, double scale, int64_t window, double soft_cap, const std::optional<Tensor>& sinks,
-            Tensor out) {
-  const Heads queries(q, "q");
-  const Element element = element_of(q, "q");
+// Attention of one layer, whatever the step. `q` is where rotated queries lie.
+AttendArgs attend_arguments(const Heads& queries, RowPlaces q, const Tensor& k_cache, const Tensor& v_cache,
+                            double scale, int64_t window, double soft_cap, const std::optional<Tensor>& sinks,
+                            Tensor& out) {
+  const Element element = element_of(queries.rows.tensor, "q");
   STD_TORCH_CHECK(k_cache.dim() == 4 && k_cache.size(2) > 0 && queries.heads % k_cache.size(2) == 0, queries.heads,
                   " query heads cannot share the heads of k_cache evenly");
   const int64_t kv_heads = k_cache.size(2);
   const Cache keys(k_cache, kv_heads, queries.head_dim, element, "k_cache");
   const Cache values(v_cache, kv_heads, queries.head_dim, element, "v_cache");
-  STD_TORCH_CHECK(out.is_contiguous() && out.numel() == q.numel() && element_of(out, "out") == element,
+  STD_TORCH_CHECK(out.is_contiguous() && out.numel() == queries.tokens * queries.heads * queries.head_dim &&
+                      element_of(out, "out") == element,
                   "out is no dense tensor of q's shape and dtype");
   if (sinks.has_value()) {
     STD_TORCH_CHECK(sinks->numel() == queries.heads && sinks->is_contiguous() &&
                         element_of(*sinks, "sinks") == Element::kFloat32,
                     "sinks are no ", queries.heads, " float32 values");
   }
-  Attended requests = requests_of(plan, block_table, queries.tokens, queries.heads / kv_heads, keys);
   AttendArgs args{};
-  args.q = queries.rows.places();
+  args.q = q;
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
   args.k_block_stride = keys.block_stride;
@@ -283,9 +326,82 @@ void attend(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const
   args.sinks = sinks.has_value() ? static_cast<const float*>(sinks->data_ptr()) : nullptr;
   args.out = out.mutable_data_ptr();
   args.element = element;
-  const int64_t threads = requests.work * queries.heads * queries.head_dim < kShared ? 1 : num_threads();
+  return args;
+}
+
+void attend_requests(const AttendArgs& args, const Step& step, int64_t tokens, int64_t threads) {
+  Attended requests = requests_of(step, tokens, args.q_heads / args.kv_heads, args.block_size);
+  if (requests.work * args.q_heads * args.head_dim < kShared) threads = 1;
   attend_few(requests.few, args, threads);
   attend_many(requests.many, args, threads);
+}
+
+void attend(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+            const Tensor& plan, double scale, int64_t window, double soft_cap, const std::optional<Tensor>& sinks,
+            Tensor out) {
+  const Heads queries(q, "q");
+  const AttendArgs args =
+      attend_arguments(queries, queries.rows.places(), k_cache, v_cache, scale, window, soft_cap, sinks, out);
+  Step step{};
+  step.set_requests(plan, block_table);
+  attend_requests(args, step, queries.tokens, num_threads());
+}
+
+void set_step(Tensor step, const Tensor& plan, const Tensor& block_table, const Tensor& slots, int64_t num_tokens) {
+  STD_TORCH_CHECK(step.scalar_type() == torch::headeronly::ScalarType::Long && step.is_contiguous() &&
+                      step.numel() == kStepFields,
+                  "step is no ", kStepFields, " int64 values");
+  Step fields{};
+  fields.set_requests(plan, block_table);
+  fields.slots = ints_of(slots, 0, "slots");
+  fields.num_slots = slots.numel();
+  fields.num_tokens = num_tokens;
+  std::memcpy(step.mutable_data_ptr(), &fields, sizeof fields);
+}
+
+// One layer's writes and attention of whatever step its fields name by then.
+struct StepAttention {
+  Writes writes;
+  Rotation rotation;
+  AttendArgs args;
+  const Step* step;
+
+  void operator()(int64_t threads) const {
+    write(writes.args, writes, rotation, step->slots, step->num_slots, threads);
+    attend_requests(args, *step, writes.tokens, threads);
+    const int64_t row_bytes = args.q_heads * args.head_dim * element_bytes(args.element);
+    const int64_t live = std::min(step->num_tokens, writes.tokens);
+    std::memset(static_cast<char*>(args.out) + live * row_bytes, 0, (writes.tokens - live) * row_bytes);
+  }
+};
+
+Tensor attend_step(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& positions,
+                   const std::optional<Tensor>& cos_sin, bool interleaved, std::vector<int64_t> section,
+                   const Tensor& step, Tensor k_cache, Tensor v_cache, double scale, int64_t window, double soft_cap,
+                   const std::optional<Tensor>& sinks) {
+  STD_TORCH_CHECK(step.scalar_type() == torch::headeronly::ScalarType::Long && step.numel() == kStepFields,
+                  "step is not what set_step fills");
+  STD_TORCH_CHECK(positions.has_value() == cos_sin.has_value(), "positions and cos_sin come together");
+  const Heads queries(q, "q"), keys(k, "k"), values(v, "v");
+  Writes writes(keys, values, k_cache, v_cache);
+  Rotation rotation{std::move(section)};
+  RowPlaces places = queries.rows.places();
+  Tensor out = new_heads(q, queries);
+  std::optional<Tensor> rotated;
+  if (positions.has_value()) {
+    rotation.add_to(writes.args, queries, keys.tokens, *positions, *cos_sin, interleaved);
+    rotated = new_heads(q, queries);
+    writes.args.q_out = rotated->mutable_data_ptr();
+    const int64_t row = queries.heads * queries.head_dim;
+    places = {rotated->data_ptr(), queries.heads, queries.head_dim, row};
+  }
+  const AttendArgs args =
+      attend_arguments(queries, places, k_cache, v_cache, scale, window, soft_cap, sinks, out);
+  const StepAttention call{std::move(writes), std::move(rotation), args, static_cast<const Step*>(step.data_ptr())};
+  if (Program* program = Program::recording()) program->note(call);
+  const NotRecorded within;
+  call(num_threads());
+  return out;
 }
 
 }  // namespace
@@ -301,12 +417,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(trunnion_cpu, library) {
   library.def(
       "attend(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor plan, float scale,"
       " int window, float soft_cap, Tensor? sinks, Tensor(a!) out) -> ()");
+  library.def("set_step(Tensor(a!) step, Tensor plan, Tensor block_table, Tensor slots, int num_tokens) -> ()");
+  library.def(
+      "attend_step(Tensor q, Tensor k, Tensor v, Tensor? positions, Tensor? cos_sin, bool interleaved, int[] section,"
+      " Tensor step, Tensor(a!) k_cache, Tensor(b!) v_cache, float scale, int window, float soft_cap, Tensor? sinks)"
+      " -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(trunnion_cpu, CPU, library) {
   library.impl("write_cache", TORCH_BOX(&write_cache));
   library.impl("rotate_and_write_cache", TORCH_BOX(&rotate_and_write_cache));
   library.impl("plan_attention", TORCH_BOX(&plan_attention));
   library.impl("attend", TORCH_BOX(&attend));
+  library.impl("set_step", TORCH_BOX(&set_step));
+  library.impl("attend_step", TORCH_BOX(&attend_step));
 }
 
 }  // namespace trunnion_cpu

@@ -5,12 +5,15 @@
 #include <memory>
 #include <new>
 
+#include "program.h"
+
 namespace trunnion_cpu {
 
 class Scratch {
  public:
-  // At least `bytes`, aligned to 64, valid until the next call on this thread.
+  // At least `bytes`, aligned to 64, valid until the next call on this thread; a program's own while one is recorded.
   static void* of(size_t bytes) {
+    if (Program* program = Program::recording()) return program->scratch(bytes);
     static thread_local Scratch scratch;
     if (bytes > scratch.size_) {
       scratch.memory_.reset();
@@ -21,10 +24,7 @@ class Scratch {
   }
 
  private:
-  struct Free {
-    void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{64}); }
-  };
-  std::unique_ptr<void, Free> memory_;
+  std::unique_ptr<void, FreeAligned> memory_;
   size_t size_ = 0;
 };
 

@@ -5,10 +5,12 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../kernels/kernels.h"
 #include "num_threads.h"
+#include "program.h"
 
 namespace trunnion_cpu {
 
@@ -24,6 +26,12 @@ inline Element element_of(const Tensor& tensor, const char* what) {
 
 inline int64_t last_size(const Tensor& tensor) { return tensor.size(tensor.dim() - 1); }
 
+// A dense copy, which a program that is recorded would not make again.
+inline Tensor dense_copy(const Tensor& tensor) {
+  if (Program* program = Program::recording()) program->spoil();
+  return torch::stable::contiguous(tensor);
+}
+
 // A tensor as rows of its last dimension; where its strides are not those of `RowPlaces`, a copy of it.
 struct Rows {
   Tensor tensor;
@@ -32,7 +40,7 @@ struct Rows {
   explicit Rows(const Tensor& given) : tensor(given) {
     STD_TORCH_CHECK(tensor.dim() >= 1, "a tensor without dimensions has no rows");
     if (!find()) {
-      tensor = torch::stable::contiguous(tensor);
+      tensor = dense_copy(tensor);
       find();
     }
   }
@@ -43,7 +51,7 @@ struct Rows {
   // The distance of all rows, which are copied if they have no single one.
   int64_t at_one_distance() {
     if (count > inner && outer_stride != inner * inner_stride) {
-      tensor = torch::stable::contiguous(tensor);
+      tensor = dense_copy(tensor);
       find();
     }
     return inner > 1 ? inner_stride : outer_stride;
@@ -80,6 +88,25 @@ struct Rows {
   }
 };
 
+// An uninitialised dense tensor of `like`'s dtype; while a program is recorded, in memory that the program keeps.
+inline Tensor new_tensor(const Tensor& like, const int64_t* sizes, int64_t dims) {
+  const torch::headeronly::IntHeaderOnlyArrayRef shape(sizes, dims);
+  Program* program = Program::recording();
+  if (program == nullptr) return torch::stable::new_empty(like, shape);
+  constexpr int64_t kMost = 8;
+  STD_TORCH_CHECK(dims <= kMost, "a tensor of ", dims, " dimensions; at most ", kMost);
+  int64_t strides[kMost], count = 1;
+  for (int64_t dim = dims - 1; dim >= 0; --dim) {
+    strides[dim] = count;
+    count *= sizes[dim];
+  }
+  const size_t bytes = std::max<int64_t>(count, 1) * like.element_size();
+  return torch::stable::from_blob(program->results()->take(bytes), shape,
+                                  torch::headeronly::IntHeaderOnlyArrayRef(strides, dims), like.device(),
+                                  like.scalar_type(),
+                                  [arena = program->results()](void* memory) { arena->give_back(memory); });
+}
+
 // An uninitialised tensor like `other` whose last dimension is `size`.
 inline Tensor like_with_last(const Tensor& other, int64_t size) {
   constexpr int64_t kMost = 8;
@@ -88,7 +115,7 @@ inline Tensor like_with_last(const Tensor& other, int64_t size) {
   STD_TORCH_CHECK(dims <= kMost, "a tensor of ", dims, " dimensions; at most ", kMost);
   for (int64_t dim = 0; dim < dims; ++dim) sizes[dim] = other.size(dim);
   sizes[dims - 1] = size;
-  return torch::stable::new_empty(other, torch::headeronly::IntHeaderOnlyArrayRef(sizes, dims));
+  return new_tensor(other, sizes, dims);
 }
 
 }  // namespace trunnion_cpu

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "program.h"
+
 namespace trunnion_cpu {
 
 using ItemRange = void (*)(const void* args, int64_t first, int64_t last);
@@ -13,9 +15,9 @@ using ItemRange = void (*)(const void* args, int64_t first, int64_t last);
 // does a call within a call. `run` throws nothing.
 void share(int64_t items, int64_t threads, ItemRange run, const void* args);
 
-// As `share`, for a kernel and its arguments.
+// As `share`, for a kernel and its arguments; not noted in a program.
 template <class Args>
-void share(int64_t items, int64_t threads, void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
+void share_once(int64_t items, int64_t threads, void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
   if (items <= 1 || threads <= 1) return kernel(args, 0, items);
   struct Call {
     void (*kernel)(const Args&, int64_t, int64_t);
@@ -28,6 +30,17 @@ void share(int64_t items, int64_t threads, void (*kernel)(const Args&, int64_t, 
         call.kernel(call.args, first, last);
       },
       &call);
+}
+
+// As `share_once`. While this thread records a program, the call is noted there: it is made again with the pointers of
+// `args` and, unless `threads` is 1, as many threads as the program then has.
+template <class Args>
+void share(int64_t items, int64_t threads, void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
+  if (Program* program = Program::recording()) {
+    program->note([=](int64_t then) { share_once(items, threads > 1 ? then : 1, kernel, args); });
+  }
+  const NotRecorded within;
+  share_once(items, threads, kernel, args);
 }
 
 }  // namespace trunnion_cpu

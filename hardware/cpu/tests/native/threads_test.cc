@@ -10,7 +10,7 @@
 
 namespace {
 
-using trunnion_cpu::share;
+using trunnion_cpu::share_once;
 
 void check(bool holds, const char* what) {
   if (holds) return;
@@ -24,9 +24,12 @@ struct Tally {
 
   void once(int64_t threads, const char* what) {
     times.assign(times.size(), 0);
-    share(static_cast<int64_t>(times.size()), threads, add, *this);
+    share_once(static_cast<int64_t>(times.size()), threads, add, *this);
     for (const int count : times) check(count == 1, what);
   }
+
+  // A call of a program holds its arguments' copy: here, where the tally is.
+  static void noted(Tally* const& tally, int64_t first, int64_t last) { add(*tally, first, last); }
 
   static void add(const Tally& tally, int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) ++const_cast<Tally&>(tally).times[item];
@@ -67,7 +70,7 @@ void sleepers_are_woken() {
     for (int call = 0; call < 20; ++call) {
       std::this_thread::sleep_for(std::chrono::microseconds(pause));
       Meeting meeting{.needed = 3};
-      share(3, 3, Meeting::attend, meeting);
+      share_once(3, 3, Meeting::attend, meeting);
       check(meeting.met, "every thread that was asked for comes, asleep or not");
     }
   }
@@ -97,7 +100,7 @@ void nobody_holds_items_of_others() {
   for (const int64_t threads : {2, 3}) {
     for (int64_t item = 0; item < 24; ++item) {
       Held call{.held = item, .left = 24};
-      share(24, threads, Held::wait, call);
+      share_once(24, threads, Held::wait, call);
       check(call.taken, "items of a thread that is held up are computed by others");
     }
   }
@@ -116,7 +119,7 @@ struct Order {
 void threads_begin_with_neighbours() {
   for (int call = 0; call < 50; ++call) {
     Order order;
-    share(40, 2, Order::note, order);
+    share_once(40, 2, Order::note, order);
     for (size_t i = 0; i < order.items.size(); ++i) {
       const int64_t expected = i < 20 ? static_cast<int64_t>(i) : order.items[i];
       check(order.items[i] == expected || order.items[i] >= 20, "a thread takes its own items from the front");
@@ -141,7 +144,7 @@ void most_threads_stay_out() {
       --seen.inside;
     }
   } seen;
-  share(200, 2, Seen::watch, seen);
+  share_once(200, 2, Seen::watch, seen);
   check(seen.most <= 2, "no more threads compute than were asked for");
 }
 
@@ -165,8 +168,23 @@ void calls_within_calls() {
       const_cast<Outer&>(given).sum += 1;
     }
   } outer;
-  share(40, 3, Outer::nest, outer);
+  share_once(40, 3, Outer::nest, outer);
   check(outer.sum == 40, "calls within calls return");
+}
+
+void programs_make_calls_again() {
+  trunnion_cpu::Program program;
+  std::vector<Tally> tallies(20, Tally{std::vector<int>(100)});
+  for (size_t i = 0; i < tallies.size(); ++i) {
+    trunnion_cpu::Program::recording() = i % 2 == 0 ? &program : nullptr;
+    trunnion_cpu::share(100, 3, Tally::noted, &tallies[i]);
+  }
+  trunnion_cpu::Program::recording() = nullptr;
+  check(program.size() == 10, "calls are noted while a program is recorded, and those within them are not");
+  for (const int64_t threads : {1, 3, 2}) program.run(0, program.size(), threads);
+  for (size_t i = 0; i < tallies.size(); ++i) {
+    for (const int count : tallies[i].times) check(count == (i % 2 == 0 ? 4 : 1), "a program makes its calls again");
+  }
 }
 
 }  // namespace
@@ -179,5 +197,6 @@ int main() {
   most_threads_stay_out();
   callers_at_the_same_time();
   calls_within_calls();
+  programs_make_calls_again();
   std::puts("ok");
 }
