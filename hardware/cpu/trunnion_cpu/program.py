@@ -22,6 +22,7 @@ RECORDED = frozenset(
         "w8a8_linear",
         "grouped_int_linear",
         "tiled_int_linear",
+        "tiled_grouped_linear",
         "tiled_w8a8_linear",
         "attend_step",
     }
