@@ -19,6 +19,7 @@ RECORDED = frozenset(
         "rms_norm",
         "fused_add_rms_norm",
         "silu_and_mul",
+        "packed_linear",
         "w8a8_linear",
         "grouped_int_linear",
         "tiled_int_linear",
