@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
 from trunnion.interfaces.break_points import BreakKind, BreakPoints
+from trunnion.interfaces.quantization import BlockType
+from trunnion_cpu.block_weights import in_tiles
 from trunnion_cpu.hardware import CpuHardware
 from trunnion_cpu.kernels.native import direct
 from trunnion_cpu.native import Native, native
 from trunnion_cpu.program import Program, lowered
 from trunnion_cpu.tape import TapeRecorder
+from trunnion_cpu.tiled_w8a8 import byte_tiles_of
 
 FOUND = native()
 pytestmark = [pytest.mark.skipif(not isinstance(FOUND, Native), reason="no native operators")]
 HIDDEN, INNER = 64, 96
 OPERATORS = torch.ops.trunnion_cpu
+PRODUCTS = (
+    "packed_linear",
+    "w8a8_linear",
+    "w8a8_linear, static",
+    "tiled_w8a8_linear",
+    "tiled_w8a8_linear, static",
+    "grouped_int_linear",
+    "tiled_int_linear",
+    "tiled_grouped_linear",
+    "block_linear, 8 bits",
+    "block_linear, 4 bits",
+)
 
 Play = Callable[..., torch.Tensor]
 
@@ -78,6 +96,76 @@ def test_a_program_gives_what_the_operators_give(dtype: torch.dtype, rows: int, 
     for _ in range(3):
         x.copy_(torch.randn(rows, HIDDEN))
         torch.testing.assert_close(play(), forward(x), rtol=0, atol=0)
+
+
+def _codes(*shape: int) -> torch.Tensor:
+    return torch.randint(256, shape, dtype=torch.uint8)
+
+
+def _products() -> dict[str, tuple[Play, torch.Tensor, torch.Tensor]]:
+    """Each operator on weights of 32 by HIDDEN, something that a reload writes anew, and what it writes."""
+    dense = torch.randn(32, HIDDEN).bfloat16()
+    ints = torch.randint(-128, 128, (32, HIDDEN), dtype=torch.int8)
+    scales, given = torch.rand(32, 1) / HIDDEN, torch.full((1,), 0.02)
+    packed, tiles = OPERATORS.pack_linear(dense), byte_tiles_of(ints)
+    groups = (torch.rand(2, 2, 16) / HIDDEN).bfloat16()
+    rows = (torch.rand(32, 2) / HIDDEN).bfloat16()
+    eights, fours = ([_blocks(kind, seed) for seed in (3, 4)] for kind in (BlockType.Q8_0, BlockType.Q4_0))
+    return {
+        "packed_linear": (lambda x: OPERATORS.packed_linear(x, packed, None), packed, packed.flip(0)),
+        "w8a8_linear": (lambda x: OPERATORS.w8a8_linear(x, ints, scales, None, None), scales, scales.flip(0)),
+        "w8a8_linear, static": (lambda x: OPERATORS.w8a8_linear(x, ints, scales, given, None), given, given * 2),
+        "tiled_w8a8_linear": (
+            lambda x: OPERATORS.tiled_w8a8_linear(x, tiles, scales, None, None),
+            scales,
+            scales.flip(0),
+        ),
+        "tiled_w8a8_linear, static": (
+            lambda x: OPERATORS.tiled_w8a8_linear(x, tiles, scales, given, None),
+            given,
+            given * 2,
+        ),
+        "grouped_int_linear": (partial(_grouped, _codes(32, HIDDEN // 2), rows), rows, rows.flip(0)),
+        "tiled_int_linear": (partial(_tiled_int, _codes(2, 8 * HIDDEN), groups), groups, groups.flip(0)),
+        "tiled_grouped_linear": (partial(_tiled_groups, _codes(2, 8 * HIDDEN), groups), groups, groups.flip(0)),
+        "block_linear, 8 bits": (lambda x: OPERATORS.block_linear(x, eights[0], None, 8, False, 32), *eights),
+        "block_linear, 4 bits": (lambda x: OPERATORS.block_linear(x, fours[0], None, 4, False, 32), *fours),
+    }
+
+
+def _grouped(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return OPERATORS.grouped_int_linear(x, codes, scales, None, None, 4, 32)
+
+
+def _tiled_int(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return OPERATORS.tiled_int_linear(x, codes, scales, None, None, None, 4, 32, 32)
+
+
+def _tiled_groups(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return OPERATORS.tiled_grouped_linear(x, codes, scales, None, None, 4, 32, 32)
+
+
+def _blocks(kind: BlockType, seed: int) -> torch.Tensor:
+    values = np.random.default_rng(seed).standard_normal((32, HIDDEN), dtype=np.float32)
+    return in_tiles(torch.from_numpy(gguf.quantize(values, gguf.GGMLQuantizationType[kind.value])), kind)
+
+
+@pytest.mark.usefixtures("isa", "inference")
+@pytest.mark.parametrize("rows", [1, 9, 40])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_every_layout_are_calls_of_a_program(name: str, rows: int, threads: int) -> None:
+    """Rows come anew, and so do scales: what a reload writes is read when the program is played."""
+    product, reloaded, fresh = _products()[name]
+    x = torch.randn(rows, HIDDEN).bfloat16()
+    play, lines = _record(lambda breaks: product(x))
+    assert lines == ["run"]
+    for _ in range(2):
+        x.copy_(torch.randn(rows, HIDDEN))
+        torch.testing.assert_close(play(), product(x), rtol=0, atol=0)
+    before = play().clone()
+    reloaded.copy_(fresh)
+    assert not torch.equal(play(), before)
+    torch.testing.assert_close(play(), product(x), rtol=0, atol=0)
 
 
 def test_threads_are_those_of_the_playback() -> None:

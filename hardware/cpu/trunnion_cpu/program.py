@@ -25,6 +25,7 @@ RECORDED = frozenset(
         "tiled_int_linear",
         "tiled_grouped_linear",
         "tiled_w8a8_linear",
+        "block_linear",
         "attend_step",
     }
 )

@@ -45,7 +45,7 @@ struct QuantiseArgs {
   float* scales;
   float* sums;
   int64_t size;
-  float scale;  // of all rows; 0: each its own
+  const float* scale;  // of all rows; null, or of 0: each its own
   Element element;
 };
 
@@ -133,7 +133,7 @@ struct BlocksArgs {
   float* scales;  // [rows, blocks]
   int32_t* sums;  // [rows, blocks]
   int64_t size, block_size, blocks;
-  float scale;  // of all blocks; 0: each its own
+  const float* scale;  // of all blocks; null, or of 0: each its own
   Element element;
 };
 

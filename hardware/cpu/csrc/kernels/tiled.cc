@@ -205,13 +205,14 @@ int32_t quantise_block(const T* x, int8_t* out, int64_t size, float scale) {
 
 template <class T>
 void quantise_rows(const BlocksArgs& args, int64_t first, int64_t last) {
+  const float given = args.scale == nullptr ? 0.0f : *args.scale;
   for (int64_t row = first; row < last; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
     int8_t* out = args.out + row * args.out_stride;
     for (int64_t block = 0; block < args.blocks; ++block) {
       const int64_t begin = block * args.block_size;
       const int64_t size = begin + args.block_size < args.size ? args.block_size : args.size - begin;
-      const float scale = args.scale == 0.0f ? scale_of(x + begin, size) : args.scale;
+      const float scale = given == 0.0f ? scale_of(x + begin, size) : given;
       args.scales[row * args.blocks + block] = scale;
       args.sums[row * args.blocks + block] = quantise_block(x + begin, out + begin, size, scale);
     }

@@ -90,7 +90,7 @@ void quantise_rows(const QuantiseArgs& args, int64_t first, int64_t last) {
   const int64_t width = quantised_size(args.size);
   for (int64_t row = first; row < last; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
-    float scale = args.scale;
+    float scale = args.scale == nullptr ? 0.0f : *args.scale;
     if (scale == 0.0f) {
       scale = largest_size(x, args.size) / kLargest;
       scale = scale < kTiny ? kTiny : scale;

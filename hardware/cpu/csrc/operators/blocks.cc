@@ -48,6 +48,21 @@ struct QuantisedRows {
   const float* sums;
 };
 
+struct SumsArgs {
+  const float* scales;
+  float* sums;      // of each block's x: out
+  int32_t* counts;  // of each block's codes; what the weight's zero point takes from them: out
+  int64_t blocks;
+  int32_t zero_point;
+};
+
+void weigh_sums(const SumsArgs& args, int64_t first, int64_t last) {
+  for (int64_t i = first * args.blocks; i < last * args.blocks; ++i) {
+    args.sums[i] = args.scales[i] * static_cast<float>(args.counts[i]);
+    args.counts[i] *= -args.zero_point;
+  }
+}
+
 QuantisedRows quantised(const Kernels& kernel, const Tensor& x, const Parts& weight, Element element, int64_t threads) {
   Rows rows(x);
   const int64_t x_stride = rows.at_one_distance(), size = last_size(x), per_row = rows.count * weight.blocks;
@@ -69,11 +84,7 @@ QuantisedRows quantised(const Kernels& kernel, const Tensor& x, const Parts& wei
       .element = element,
   };
   share(rows.count, rows.count * size < kSharedRows ? 1 : threads, kernel.quantise_blocks, args);
-  const int32_t zero_point = 1 << (weight.bits - 1);
-  for (int64_t i = 0; i < per_row; ++i) {
-    sums[i] = scales[i] * static_cast<float>(counts[i]);
-    counts[i] *= -zero_point;
-  }
+  share(rows.count, 1, weigh_sums, SumsArgs{scales, sums, counts, weight.blocks, 1 << (weight.bits - 1)});
   return {x_out, scales, counts, sums};
 }
 

@@ -45,7 +45,7 @@ void multiply_int8(const Sorted& sorted, const Stack& stack, const void* rows, v
   const int64_t row_bytes = width * kernel.quantised_bytes();
   char* scratch = static_cast<char*>(Scratch::of(num_rows * (row_bytes + 2 * sizeof(float))));
   auto* scales = reinterpret_cast<float*>(scratch + num_rows * row_bytes);
-  const QuantiseArgs given{rows, stack.size, scratch, scales, scales + num_rows, stack.size, 0.0f, element};
+  const QuantiseArgs given{rows, stack.size, scratch, scales, scales + num_rows, stack.size, nullptr, element};
   share(num_rows, num_rows * width < kSharedElements ? 1 : threads, kernel.quantise, given);
   Products<LinearArgs> products{kernel.w8a8_linear};
   for (size_t e = 0; e + 1 < sorted.begins.size(); ++e) {

@@ -60,7 +60,7 @@ BlocksArgs quantised(const Kernels& kernel, const Tensor& x, const Blocks& block
       .size = last_size(x),
       .block_size = blocks.size,
       .blocks = blocks.count,
-      .scale = 0.0f,
+      .scale = nullptr,
       .element = element,
   };
   share(rows.count, rows.count * blocks.width < kSharedRows ? 1 : threads, kernel.quantise_blocks, args);

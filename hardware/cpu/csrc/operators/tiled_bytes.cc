@@ -23,7 +23,7 @@ const float* floats_of(const Tensor& tensor, int64_t count, const char* what) {
   return static_cast<const float*>(tensor.data_ptr());
 }
 
-BlocksArgs quantised(const Kernels& kernel, const Tensor& x, float scale, int64_t threads) {
+BlocksArgs quantised(const Kernels& kernel, const Tensor& x, const float* scale, int64_t threads) {
   Rows rows(x);
   const int64_t x_stride = rows.at_one_distance(), size = last_size(x);
   auto* scales = static_cast<float*>(Scratch::of(rows.count * (size + sizeof(float) + sizeof(int32_t))));
@@ -60,7 +60,7 @@ Tensor tiled_w8a8_linear(const Tensor& x, const Tensor& codes, const Tensor& wei
   const int64_t num_rows = x.numel() / std::max<int64_t>(size, 1);
   const int64_t threads = num_rows * features * size < kSharedWork ? 1 : num_threads();
   const Kernels& kernel = kernels();
-  const float scale = input_scale.has_value() ? *floats_of(*input_scale, 1, "input_scale") : 0.0f;
+  const float* scale = input_scale.has_value() ? floats_of(*input_scale, 1, "input_scale") : nullptr;
   const BlocksArgs given = quantised(kernel, x, scale, threads);
   Tensor out = like_with_last(x, features);
   const TiledBytesArgs args{

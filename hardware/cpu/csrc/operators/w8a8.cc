@@ -42,7 +42,7 @@ Tensor w8a8_linear(const Tensor& x, const Tensor& weight, const Tensor& weight_s
       .scales = scales,
       .sums = scales + rows.count,
       .size = size,
-      .scale = input_scale.has_value() ? *floats_of(*input_scale, 1, "input_scale") : 0.0f,
+      .scale = input_scale.has_value() ? floats_of(*input_scale, 1, "input_scale") : nullptr,
       .element = element,
   };
   share(rows.count, rows.count * size < kSharedRows ? 1 : threads, kernel.quantise, given);
