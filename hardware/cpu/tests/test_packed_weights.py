@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from trunnion.config import BuildContext
+from trunnion.interfaces.collectives import Collectives, ParallelGroup
 from trunnion.layers.linear import ColumnParallelLinear
+from trunnion.layers.vocab_embedding import ParallelLMHead, VocabParallelEmbedding
+from trunnion.weights.loader import finalize_layers
 from trunnion_cpu.hardware import CpuHardware
 from trunnion_cpu.methods import packable_layers
 from trunnion_cpu.native import Absent, Native, native
@@ -61,6 +64,17 @@ def test_rows_are_read_where_they_lie(inference: None) -> None:
         )
 
 
+@pytest.mark.parametrize("size", [2, 34, 1026])
+def test_rows_of_packed_weights(inference: None, size: int, threads: int) -> None:
+    weight = torch.randn(208, size).bfloat16()
+    packed = operators().pack_linear(weight)
+    for count in (0, 1, 7, 100):
+        ids = torch.randint(208, (count,))
+        for given in (ids, ids.int(), torch.stack([ids, ids], 1)[:, 0]):
+            found = operators().packed_rows(given, packed)
+            assert found.dtype == torch.bfloat16 and torch.equal(found, weight[ids])
+
+
 def test_operators_name_what_does_not_fit() -> None:
     packed = operators().pack_linear(torch.randn(16, 8).bfloat16())
     with pytest.raises(RuntimeError, match=r"weight is \[17, 8\], expected multiples of 16 and 2"):
@@ -75,6 +89,13 @@ def test_operators_name_what_does_not_fit() -> None:
         operators().packed_linear(torch.randn(1, 8), packed, None)
     with pytest.raises(RuntimeError, match="bias is no vector of 16 values"):
         operators().packed_linear(torch.randn(1, 8).bfloat16(), packed, torch.randn(15).bfloat16())
+    for row in (-1, 16):
+        with pytest.raises(RuntimeError, match=f"row {row} of a weight of 16 rows"):
+            operators().packed_rows(torch.tensor([0, row]), packed)
+    with pytest.raises(RuntimeError, match="ids are no vector of int32 or int64"):
+        operators().packed_rows(torch.zeros(1, 1, dtype=torch.int64), packed)
+    with pytest.raises(RuntimeError, match="packed is no dense matrix of bfloat16"):
+        operators().packed_rows(torch.tensor([0]), torch.randn(16, 8))
 
 
 class Layers(nn.Module):
@@ -166,3 +187,73 @@ def test_nothing_is_packed_where_it_does_not_pay(native_bf16: Native) -> None:
     finally:
         native_bf16.choose(before)
     assert not any(is_packed(getattr(model, name)) for name in LAYERS)
+
+
+class Tied(nn.Module):
+    """A vocabulary that does not fill the last rank's rows, and a head tied to it."""
+
+    vocab_size, hidden_size = 91, 70
+
+    def __init__(self, parallel: ParallelGroup | None = None) -> None:
+        super().__init__()
+        ctx = BuildContext(hardware=CpuHardware(), dtype=torch.bfloat16, parallel=parallel or ParallelGroup())
+        sizes = (self.vocab_size, self.hidden_size)
+        self.embed = VocabParallelEmbedding(*sizes, ctx=ctx, prefix="embed")
+        self.head = ParallelLMHead(*sizes, ctx=ctx, prefix="head")
+        self.head.tie_to(self.embed)
+        nn.init.normal_(self.embed.weight)
+
+    def load(self, weight: torch.Tensor) -> None:
+        """As the loader does it: modules that share a parameter get one new one."""
+        fresh = nn.Parameter(weight.clone(), requires_grad=False)
+        fresh.__dict__.update(self.embed.weight.__dict__)
+        self.embed.weight = self.head.weight = fresh
+        finalize_layers(self.modules(), torch.device("cpu"))
+
+
+class OneOfTwo(Collectives):
+    """What the second of two ranks adds up and gathers: the first one's part is zero."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(x), x], dim)
+
+
+RANKS = [ParallelGroup(), ParallelGroup(rank=1, size=2, collectives=OneOfTwo())]
+
+
+@pytest.mark.parametrize("parallel", RANKS, ids=["alone", "second of two"])
+def test_a_tied_head_is_packed_with_its_embedding(
+    native_bf16: Native, inference: None, parallel: ParallelGroup
+) -> None:
+    model, rows = Tied(parallel), torch.arange(Tied.vocab_size)
+    x = torch.randn(3, Tied.hidden_size).bfloat16()
+    plain, embeds, logits = model.embed.weight.data.clone(), model.embed(rows), model.head(x)
+    line = pack(packable_layers(model), [model], native_bf16)
+    assert line == f"{model.embed.weight.nbytes:,} bytes"
+    assert model.head.weight is model.embed.weight and not torch.equal(model.embed.weight, plain)
+    assert torch.equal(model.embed(rows), embeds)
+    torch.testing.assert_close(model.head(x), logits, rtol=1e-2, atol=1e-1)
+    place = model.embed.weight.data_ptr()
+    assert pack(packable_layers(model), [model], native_bf16) == line
+    model.load(-plain)
+    assert is_packed(model.embed) and model.head.weight is model.embed.weight
+    assert model.embed.weight.data_ptr() == place
+    assert torch.equal(model.embed(rows), -embeds)
+    torch.testing.assert_close(model.head(x), -logits, rtol=1e-2, atol=1e-1)
+    finalize_layers(model.modules(), torch.device("cpu"))
+    assert torch.equal(model.embed(rows), -embeds)
+
+
+def test_a_tied_head_whose_rows_others_read_keeps_them(native_bf16: Native) -> None:
+    model = Tied()
+    plain = model.embed.weight
+    model.reader = nn.Embedding.from_pretrained(plain)
+    for seen in (model, nn.ModuleList([model.head])):
+        assert pack(packable_layers(seen), [seen], native_bf16) == "0 bytes; 1 kept: its rows are read elsewhere"
+    model.embed.keeps_dense_weight = True
+    del model.reader
+    assert pack(packable_layers(model), [model], native_bf16) == "0 bytes; 1 kept: its rows are read elsewhere"
+    assert model.embed.weight is plain and model.embed.weight_method is None

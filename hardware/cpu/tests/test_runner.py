@@ -93,9 +93,19 @@ def fill(executor: ModelExecutor, contexts: list[int], query: int = 1, buffer_se
     return counts
 
 
+def _lines(play: Any) -> list[str]:
+    """Names of what a tape calls, in order."""
+    called = [play.__globals__.get(name) for name in play.__code__.co_names]
+    names = [getattr(value, "__name__", str(value)) for value in called if callable(value)]
+    return [name.partition(".")[0] for name in names]
+
+
 @pytest.mark.skipif(not isinstance(native(), Native), reason="no native operators")
 def test_the_report_says_what_is_packed(folder: Path) -> None:
-    """In bfloat16; the report says what is packed: q, k, v as one, o, gate and up as one, down."""
+    """In bfloat16; the report says what is packed: q, k, v as one, o, gate and up as one, down, and the tied head.
+
+    Ids are looked up within the one line that a step is played in, and are those of the step.
+    """
     made = ModelExecutor.create(ExecutorConfig(model=folder, hardware="cpu", dtype="bfloat16", limits=LIMITS))
     made.allocate_kv_cache([64 * 8 // BLOCK + 1])
     fill(made, [0, 0, 0], query=5)
@@ -107,8 +117,18 @@ def test_the_report_says_what_is_packed(folder: Path) -> None:
     if not isinstance(found, Native) or found.isa not in PAYS:
         assert line.startswith("no: ")
     else:
-        packed = 2 * (3 + 1 + 2 + 1) * HIDDEN * HIDDEN * 2
-        assert line == f"{packed:,} bytes; 1 kept: its rows are read elsewhere"
+        padded = 192
+        packed = (2 * (3 + 1 + 2 + 1) * HIDDEN + padded) * HIDDEN * 2
+        assert line == f"{packed:,} bytes"
+        for play in made._runner._bodies.values():
+            assert _lines(play) == ["run"]
+        fill(made, [8, 8, 8], query=5)
+        replayed = made.execute_set(0).logits.clone()
+        made._runner.close()
+        assert made.counters.replays == 2
+        fill(made, [8, 8, 8], query=5)
+        torch.testing.assert_close(made.execute_set(0).logits, replayed, rtol=2e-2, atol=2e-2)
+        assert made.counters.replays == 2
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 12, 64, 100])
@@ -157,9 +177,7 @@ def test_the_layers_of_a_native_step_are_one_line(executor: ModelExecutor) -> No
         pytest.skip("torch computes in these steps")
     executor.warm_up()
     for play in executor._runner._bodies.values():
-        lines = [play.__globals__.get(name) for name in play.__code__.co_names]
-        names = [getattr(value, "__name__", str(value)) for value in lines if callable(value)]
-        assert [name.partition(".")[0] for name in names] == ["embedding", "copy_", "run"]
+        assert _lines(play) == ["embedding", "copy_", "run"]
 
 
 def test_both_buffer_sets_replay_the_same_tapes(executor: ModelExecutor) -> None:

@@ -42,6 +42,12 @@ class CpuLinearMethod(UnquantizedLinearMethod):
         assert not is_packed(layer), "a layer that keeps its dense weight is not packed"
         return super().dense_weight(layer)
 
+    def rows(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        if not is_packed(layer):
+            return F.embedding(ids, layer.weight)
+        rows: torch.Tensor = torch.ops.trunnion_cpu.packed_rows(ids, layer.weight)
+        return rows
+
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         weight: torch.Tensor = layer.weight
         if is_packed(layer):

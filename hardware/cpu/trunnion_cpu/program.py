@@ -20,6 +20,7 @@ RECORDED = frozenset(
         "fused_add_rms_norm",
         "silu_and_mul",
         "packed_linear",
+        "packed_rows",
         "w8a8_linear",
         "grouped_int_linear",
         "tiled_int_linear",

@@ -1,4 +1,5 @@
-// pack_linear, packed_linear: weights of bfloat16 in tiles of features, made once, and products with them.
+// pack_linear, packed_linear, packed_rows: weights of bfloat16 in tiles of features, made once; products with them, and
+// single rows.
 #include <cstring>
 #include <optional>
 
@@ -10,7 +11,10 @@
 namespace trunnion_cpu {
 namespace {
 
+using torch::headeronly::ScalarType;
+
 constexpr int64_t kPair = 2;
+constexpr int64_t kSharedRows = 1 << 15;  // elements below which one thread looks up
 constexpr int64_t kBytesPerItem = 512 << 10;
 
 void check_packed(const Tensor& tensor, const char* what) {
@@ -91,15 +95,73 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   return out;
 }
 
+struct TakeArgs {
+  const uint32_t* packed;  // [tiles, pairs, 16]
+  const void* ids;
+  int64_t ids_stride;
+  bool is_wide;   // ids are int64
+  uint32_t* out;  // [ids, pairs]
+  int64_t pairs;
+};
+
+int64_t id_at(const TakeArgs& args, int64_t number) {
+  const int64_t at = number * args.ids_stride;
+  return args.is_wide ? static_cast<const int64_t*>(args.ids)[at] : static_cast<const int32_t*>(args.ids)[at];
+}
+
+void take_rows(const TakeArgs& args, int64_t first, int64_t last) {
+  for (int64_t number = first; number < last; ++number) {
+    const int64_t id = id_at(args, number);
+    const uint32_t* row = args.packed + id / kPackedTile * kPackedTile * args.pairs + id % kPackedTile;
+    for (int64_t p = 0; p < args.pairs; ++p) args.out[number * args.pairs + p] = row[p * kPackedTile];
+  }
+}
+
+// Rows of whatever numbers lie there by then.
+struct TakeRows {
+  TakeArgs args;
+  int64_t count, rows;
+
+  void operator()(int64_t threads) const {
+    for (int64_t number = 0; number < count; ++number) {
+      const int64_t id = id_at(args, number);
+      STD_TORCH_CHECK(id >= 0 && id < rows, "row ", id, " of a weight of ", rows, " rows");
+    }
+    share(count, count * args.pairs * kPair < kSharedRows ? 1 : threads, take_rows, args);
+  }
+};
+
+Tensor packed_rows(const Tensor& ids, const Tensor& packed) {
+  check_packed(packed, "packed");
+  const auto type = ids.scalar_type();
+  STD_TORCH_CHECK(ids.dim() == 1 && (type == ScalarType::Int || type == ScalarType::Long),
+                  "ids are no vector of int32 or int64");
+  const int64_t sizes[] = {ids.size(0), packed.size(1)};
+  Tensor out = new_tensor(packed, sizes, 2);
+  const TakeArgs args{static_cast<const uint32_t*>(packed.data_ptr()),
+                      ids.data_ptr(),
+                      ids.stride(0),
+                      type == ScalarType::Long,
+                      static_cast<uint32_t*>(out.mutable_data_ptr()),
+                      packed.size(1) / kPair};
+  const TakeRows call{args, ids.size(0), packed.size(0)};
+  if (Program* program = Program::recording()) program->note(call);
+  const NotRecorded within;
+  call(num_threads());
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(trunnion_cpu, library) {
   library.def("pack_linear(Tensor weight) -> Tensor");
   library.def("packed_linear(Tensor x, Tensor packed, Tensor? bias) -> Tensor");
+  library.def("packed_rows(Tensor ids, Tensor packed) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(trunnion_cpu, CPU, library) {
   library.impl("pack_linear", TORCH_BOX(&pack_linear));
   library.impl("packed_linear", TORCH_BOX(&packed_linear));
+  library.impl("packed_rows", TORCH_BOX(&packed_rows));
 }
 
 }  // namespace trunnion_cpu

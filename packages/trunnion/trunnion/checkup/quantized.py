@@ -79,7 +79,7 @@ def num_parameters(model: nn.Module) -> int:
 
 def _prefixes(model: nn.Module) -> Iterator[str]:
     for module in model.modules():
-        tied = isinstance(module, ParallelLMHead) and module.is_tied
-        embeds_quantised = isinstance(module, VocabParallelEmbedding) and module.quantised_method is not None
+        tied = isinstance(module, ParallelLMHead) and module.tied_to is not None
+        embeds_quantised = isinstance(module, VocabParallelEmbedding) and module.weight_method is not None
         if (hasattr(module, "method") and not tied) or embeds_quantised:
             yield str(module.prefix)

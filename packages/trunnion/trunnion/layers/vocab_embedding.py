@@ -36,7 +36,8 @@ class VocabShard:
 class VocabParallelEmbedding(nn.Module):
     """Rows of the embedding table by token id.
 
-    A quantised one goes through the method that `ctx` names for `prefix`.
+    A quantised one goes through the method that `ctx` names for `prefix`. So does one whose plain weight a hardware
+    package has laid out anew since: it sets `weight_method`.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, ctx: BuildContext, prefix: str) -> None:
@@ -46,9 +47,11 @@ class VocabParallelEmbedding(nn.Module):
         self.parallel = ctx.parallel
         self.shard = VocabShard(vocab_size, ctx.parallel)
         self.keeps_dense_weight = False
-        self.quantised_method = ctx.embedding_method(prefix)
+        self.weight_method = ctx.embedding_method(prefix)
+        """What looks up rows and lays the weight out after a reload, for a head tied to this one too; None: the weight
+        is plain."""
         placements = {"": self.shard.placement(hidden_size)}
-        if self.quantised_method is None:
+        if self.weight_method is None:
             weight = torch.empty(self.shard.num_rows, hidden_size, dtype=ctx.dtype)
             self.weight = nn.Parameter(weight, requires_grad=False)
             set_placements(self.weight, placements)
@@ -60,12 +63,12 @@ class VocabParallelEmbedding(nn.Module):
                 placements=placements,
                 prefix=prefix,
             )
-            self.quantised_method.create(self, shape)
+            self.weight_method.create(self, shape)
 
     def finalize(self) -> None:
         """As `LinearBase.finalize`."""
-        if self.quantised_method is not None:
-            self.quantised_method.finalize(self)
+        if self.weight_method is not None:
+            self.weight_method.finalize(self)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] -> [T, hidden_size], the same on every rank."""
@@ -77,9 +80,9 @@ class VocabParallelEmbedding(nn.Module):
         return self.parallel.collectives.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.quantised_method is None:
+        if self.weight_method is None:
             return F.embedding(ids, self.weight)
-        return self.quantised_method.rows(self, ids)
+        return self.weight_method.rows(self, ids)
 
 
 class ParallelLMHead(nn.Module):
@@ -120,21 +123,21 @@ class ParallelLMHead(nn.Module):
             )
         for name in [name for name in self._parameters if name != "bias"]:
             del self._parameters[name]
-        self.method = embedding.quantised_method or self._plain_method
+        self.method = embedding.weight_method or self._plain_method
         # The embedding reads its rows.
         self.keeps_dense_weight = True
         self._tied = (embedding,)
         self.weight = embedding.weight
 
     @property
-    def is_tied(self) -> bool:
-        """Whether the weight is an embedding's."""
-        return bool(self._tied)
+    def tied_to(self) -> VocabParallelEmbedding | None:
+        """The embedding whose weight this is."""
+        return self._tied[0] if self._tied else None
 
     @property
     def _owner(self) -> VocabParallelEmbedding | ParallelLMHead:
-        """The layer that the weight's method has created it on: a quantised embedding, if the head is tied to one."""
-        return self._tied[0] if self._tied and self._tied[0].quantised_method is not None else self
+        """The layer whose weight the method has: an embedding with a method of its own, if the head is tied to one."""
+        return self._tied[0] if self._tied and self._tied[0].weight_method is not None else self
 
     def finalize(self) -> None:
         """As `LinearBase.finalize`. A tied head first takes the weight that the loader has put into the embedding."""
