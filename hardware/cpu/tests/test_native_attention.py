@@ -48,6 +48,7 @@ CASES = {
     "dropped": Case(requests=((100, 1, 48, 0), (90, 1, 16, 0))),
     "soft-cap": Case(soft_cap=3.0),
     "sinks": Case(sinks=True),
+    "sinks-long": Case(sinks=True, requests=((700, 1, 0, 0), (3, 1, 0, 0)), head_dim=64),
     "sinks-window-soft-cap": Case(sinks=True, window=17, soft_cap=5.0),
     "several-queries": Case(requests=((5, 3, 0, 0), (80, 3, 0, 0), (64, 2, 0, 0))),
     "several-queries-window": Case(requests=((5, 3, 0, 0), (80, 3, 0, 0)), window=2),

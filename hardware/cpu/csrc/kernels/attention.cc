@@ -44,6 +44,7 @@ TRUNNION_INLINE Floats sums_of(Floats (&values)[kLanes]) {
 template <class Type>
 struct Tile : PagedKeys<typename Type::Stored> {
   alignas(64) float scores[kMaxRows][kTileKeys];
+  int64_t scored;  // keys with a score: whole vectors
 };
 
 // State of kMaxRows rows of one item.
@@ -84,7 +85,7 @@ void weigh(const AttendArgs& args, Tile<Type>& tile, RowsState<Type>& rows, int 
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   Floats largest = broadcast(kNone);
-  for (int i = 0; i < kTileKeys; i += kLanes) {
+  for (int i = 0; i < tile.scored; i += kLanes) {
     Floats value = load(scores + i) * args.scale;
     if (args.soft_cap > 0) {
       const Floats power = exp_of(value * (2.0f / args.soft_cap));
@@ -98,11 +99,11 @@ void weigh(const AttendArgs& args, Tile<Type>& tile, RowsState<Type>& rows, int 
   const float before = rows.largest[row], tile_largest = largest_of(largest);
   const float now = tile_largest > before ? tile_largest : before;
   if (now == kNone) {
-    for (int i = 0; i < kTileKeys; i += kLanes) store(scores + i, Floats{});
+    for (int i = 0; i < tile.scored; i += kLanes) store(scores + i, Floats{});
     return;
   }
   Floats total = {};
-  for (int i = 0; i < kTileKeys; i += kLanes) {
+  for (int i = 0; i < tile.scored; i += kLanes) {
     const Floats score = load(scores + i);
     const Floats weight = score == kNone ? Floats{} : exp_of(score - now);
     store(scores + i, weight);
@@ -154,21 +155,46 @@ void add_values(const AttendArgs& args, const Tile<Type>& tile, RowsState<Type>&
   for (; d < args.head_dim; d += kLanes) add_values_at<Type, kRows, 1>(tile, rows, d, args.head_dim - d);
 }
 
+// Values of a tile are on their way while its scores are computed.
+template <class Stored>
+TRUNNION_INLINE void ask_for_values(const AttendArgs& args, const PagedKeys<Stored>& tile) {
+  constexpr int64_t kLine = 64 / sizeof(Stored);
+  for (int64_t i = 0; i < tile.count; ++i) {
+    for (int64_t d = 0; d < args.head_dim; d += kLine) __builtin_prefetch(tile.values[i] + d);
+  }
+}
+
 template <class Type, int kRows>
 void rows_over_keys(const AttendArgs& args, const int32_t* table, int64_t head, int64_t first, int64_t end,
                     RowsState<Type>& rows) {
   Tile<Type> tile;
   for (tile.first = first; tile.first < end; tile.first += kTileKeys) {
     tile.count = end - tile.first < kTileKeys ? end - tile.first : kTileKeys;
+    tile.scored = (tile.count + kLanes - 1) / kLanes * kLanes;
     find_keys<typename Type::Stored>(args, table, head, tile);
+    ask_for_values(args, tile);
     for (int r = 0; r < kRows; ++r) {
-      for (int i = 0; i < kTileKeys; i += kLanes) {
+      for (int64_t i = 0; i < tile.scored; i += kLanes) {
         store(tile.scores[r] + i, scores_of(tile, i, rows.q[r], args.head_dim));
       }
       weigh(args, tile, rows, r);
     }
     add_values<Type, kRows>(args, tile, rows);
   }
+}
+
+// A row of the output whose keys are one part; a sink takes its share of the weights and gives no value.
+template <class Stored>
+void end_row(const AttendArgs& args, const float* sums, float largest, float total, int64_t token, int64_t q_head) {
+  float factor = 1.0f;
+  if (args.sinks != nullptr) {
+    const float sink = args.sinks[q_head], most = sink > largest ? sink : largest;
+    factor = total > 0 ? exp_of(broadcast(largest - most))[0] : 0.0f;
+    total = total * factor + exp_of(broadcast(sink - most))[0];
+  }
+  const float share = total > 0 ? factor / total : 0.0f;
+  auto* out = static_cast<Stored*>(args.out) + (token * args.q_heads + q_head) * args.head_dim;
+  for (int64_t d = 0; d < args.head_dim; d += kLanes) put(out + d, load(sums + d) * share, args.head_dim - d);
 }
 
 // Rows [first, first + count) of one request's part and KV head; row = query * group + head within the group.
@@ -194,6 +220,13 @@ void block_of_rows(const AttendArgs& args, int64_t request, int64_t part, int64_
     case 3: rows_over_keys<Type, 3>(args, of.table, head, begin, end, rows); break;
     default: rows_over_keys<Type, 4>(args, of.table, head, begin, end, rows); break;
   }
+  if (of.num_parts == 1) {
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t token = of.first_row + (first + r) / group, q_head = head * group + (first + r) % group;
+      end_row<Stored>(args, rows.sums[r], rows.largest[r], rows.total[r], token, q_head);
+    }
+    return;
+  }
   float* out = args.parts + (((of.first_part + part) * args.kv_heads + head) * args.most_rows + first) * (size + 2);
   for (int64_t r = 0; r < count; ++r, out += size + 2) {
     memcpy(out, rows.sums[r], sizeof(float) * size);
@@ -218,7 +251,8 @@ void items(const AttendArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-// One row of the output from its parts; a sink takes its share of the weights and gives no value.
+// One row of the output from its parts, of which there are several, or none; a sink takes its share of the weights and
+// gives no value.
 template <class Stored>
 void merge_row(const AttendArgs& args, const float* parts, int64_t num_parts, int64_t stride, const float* sink,
                Stored* out) {
@@ -247,6 +281,7 @@ void merge_requests(const AttendArgs& args, int64_t first, int64_t last) {
   const int64_t group = args.q_heads / args.kv_heads, row_size = args.head_dim + 2;
   for (int64_t request = first; request < last; ++request) {
     const AttendRequest& of = args.requests[request];
+    if (of.num_parts == 1) continue;
     for (int64_t row = 0; row < of.num_rows * args.q_heads; ++row) {
       const int64_t query = row / args.q_heads, q_head = row % args.q_heads, head = q_head / group;
       const int64_t within = query * group + q_head % group;

@@ -293,7 +293,7 @@ struct Kernels {
   void (*silu_and_mul)(const GatedArgs& args, int64_t first, int64_t last);
   void (*rotate)(const RotateArgs& args, int64_t first, int64_t last);
   void (*attend)(const AttendArgs& args, int64_t first, int64_t last);  // items: part * kv_heads + kv_head
-  void (*merge)(const AttendArgs& args, int64_t first, int64_t last);   // requests
+  void (*merge)(const AttendArgs& args, int64_t first, int64_t last);   // requests; those of one part are done
   // Items: block * kv_heads + kv_head. `memory` is this thread's own, of tile_bytes().
   void (*attend_tiles)(const AttendArgs& args, void* memory, int64_t first, int64_t last);
 };
