@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,8 @@ LAST_STEP = FIRST_STEP + STEPS
 FIRST_UNWATCHED, LAST_UNWATCHED = LAST_STEP + 20, LAST_STEP + 20 + STEPS
 """Watching makes objects of its own, so that the interpreter's are counted over steps that are not watched."""
 BATCH = 3
+SECONDS = 60.0
+"""To submit them all."""
 MAX_MODEL_LEN = 512
 
 
@@ -38,6 +41,8 @@ class StepWatch:
         self.frames = FramesOf(MODEL_CODE)
         self.runner: GraphRunner | None = None
         self.steps = 0
+        self.submitted = threading.Event()
+        """Steps wait for it: on a busy machine a prompt would come when steps are watched already."""
         self.before = self.after = (0, 0, 0)
         self.blocks = 0
         self._create_runner = hardware.create_runner
@@ -49,6 +54,7 @@ class StepWatch:
 
     def record_fence(self, buffer_set: int) -> None:
         """Called once a step, last of all."""
+        assert self.submitted.wait(SECONDS), "no request was submitted after the first"
         self.steps += 1
         if self.steps == FIRST_STEP:
             self.before = self._counts()
@@ -118,6 +124,7 @@ def serve_and_watch(
     ) as host:
         sampling = SamplingParams(max_tokens=LAST_UNWATCHED + 8, temperature=1.0, seed=5)
         requests = [submit(host, card, index, sampling) for index in range(BATCH)]
+        watch.submitted.set()
         for request in requests:
             # Events are dropped as they come: this thread's objects would count as the steps'.
             reasons = {event.reason for event in host.stream(request)}
