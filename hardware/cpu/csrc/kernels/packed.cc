@@ -13,6 +13,36 @@ constexpr int64_t kFewRows = 6;  // that meet more features at once
 constexpr int kFewRowsTiles = 4;
 constexpr int64_t kPackedDepth = 1024;  // values of a feature that meet all rows before the next ones
 
+constexpr int kRowSums = 4;           // of a lone row: more than one product is under way
+constexpr int64_t kValuesAhead = 2048;  // 4 KiB: tiles follow each other in memory
+
+// A lone row: the weight is read from front to back.
+void one_row(const LinearArgs& args, int64_t row, int64_t first, int64_t last) {
+  const auto* x = static_cast<const BFloat16*>(args.x) + row * args.x_stride;
+  const auto* values = static_cast<const BFloat16*>(args.weight) + first * args.size;
+  const int64_t pairs = args.size / 2, even = pairs / kRowSums * kRowSums;
+  for (; first < last; first += kPackedTile, values += kPackedTile * args.size) {
+    Floats sums[kRowSums] = {};
+    const auto add = [&](int64_t p, Floats& sum) {
+      int32_t pair;
+      memcpy(&pair, x + 2 * p, sizeof pair);
+      const auto weights = (__m512bh)_mm512_loadu_si512(values + p * 2 * kLanes);
+      sum = (Floats)_mm512_dpbf16_ps((__m512)sum, weights, (__m512bh)_mm512_set1_epi32(pair));
+    };
+    for (int64_t p = 0; p < even; p += kRowSums) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kRowSums; ++i) {
+        _mm_prefetch(values + (p + i) * 2 * kLanes + kValuesAhead, _MM_HINT_T0);
+        add(p + i, sums[i]);
+      }
+    }
+    for (int64_t p = even; p < pairs; ++p) add(p, sums[0]);
+    Floats sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    if (args.bias != nullptr) sum += load(static_cast<const BFloat16*>(args.bias) + first);
+    store(static_cast<BFloat16*>(args.out) + row * args.features + first, sum);
+  }
+}
+
 template <int kTiles>
 void tiles_of(const LinearArgs& args, int64_t first, int64_t row, int64_t rows, float* partial) {
   const int64_t tile_stride = args.size * kPackedTile;
@@ -47,6 +77,7 @@ void range(const LinearArgs& args, int64_t row, int64_t rows, int64_t first, int
 }
 
 void item(const LinearArgs& args, int64_t row, int64_t rows, int64_t first, int64_t last) {
+  if (rows == 1) return one_row(args, row, first, last);
   rows <= kFewRows ? range<kFewRowsTiles>(args, row, rows, first, last) : range<2>(args, row, rows, first, last);
 }
 #else
