@@ -54,7 +54,7 @@ def main() -> int:
             return 1
         results[section] = json.loads(done.stdout)
         for name, figures in results[section].items():
-            print(f"  {name:32}" + "  ".join(f"{key} {value:,.2f}" for key, value in figures.items()), flush=True)
+            print(f"  {name:48}  " + "  ".join(f"{key} {value:,.2f}" for key, value in figures.items()), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0
